@@ -152,6 +152,7 @@ def compact_proto(model: ir.Model, name: str, taken: Collection[str] = ()) -> on
     ends = {value for graph in graphs for value in (*graph.inputs, *graph.outputs, *graph.initializers.values())}
     for value in (value for node in model.graph.all_nodes() for value in node.outputs if value not in ends):
         value.type = value.shape = None
+    # Metadata of exporters, such as stack traces, would only make the file larger.
     model.graph.name, model.producer_name, model.doc_string = name, "onnxtrain-sklearn", None
     model.metadata_props.clear()
     return to_proto(model)
@@ -172,7 +173,8 @@ def epoch_graph(step: StepGraph) -> tuple[ir.Model, str, str]:
         ir.Graph([], [], nodes=[], name="epoch", opset_imports=dict(step.model.opset_imports)), prefix="epoch"
     )
     op.taken.update(given)
-    # the inputs: all rows of data, and a value for each step of rates and random numbers
+
+    # The inputs: all rows of data, and a value for each step of rates and random numbers.
     by_row, by_step = {*step.by_row, step.weight}, {step.rate, *step.random, *step.factors.values()}
     outer: dict[str, ir.Value] = {}
     for name, value in given.items():
@@ -181,27 +183,11 @@ def epoch_graph(step: StepGraph) -> tuple[ir.Model, str, str]:
         outer[name] = ir.Value(name=name, type=value.type, shape=ir.Shape(shape))
     order = ir.val(op.taken.free("order"), ir.DataType.INT64, ("S", step.batch))
     op.graph.inputs.extend([*outer.values(), order])
-    # the loop; its state are the tensors of the step's state
-    body = _loop_body(op, step, outer, order)
-    size = op.Shape(order, start=0, end=1) if op.opset >= 15 else op.Slice(op.Shape(order), [0], [1], [0])
-    count = op.Squeeze(size, axes=[0])
-    held = [outer[one.name] for one in step.state]
-    results = op.emit("Loop", count, np.array(True), *held, body=body, outputs=len(held) + 1)
-    losses = op.taken.free("losses")
-    loss = next(v for v in step.model.graph.outputs if v.name == step.loss)
-    append_output(op.graph, results[-1], losses, ir.val("like", loss.dtype, ("S",)))
-    for one, value in zip(step.state, results, strict=False):
-        append_output(op.graph, value, one.output, given[one.name])
-    return ir.Model(op.graph, ir_version=step.model.ir_version), order.name or "", losses
-
-
-def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value], order: ir.Value) -> ir.Graph:
-    """Return the body of the loop: gather the minibatch, take the step."""
+    # The body of the loop gathers a minibatch and takes the step, whose initializers move out of the loop.
     body, graph = op.body("body"), step.model.graph.clone()
-    # the initializers of the step move out of the loop
-    held = list(graph.initializers.values())
+    initializers = list(graph.initializers.values())
     graph.initializers.clear()
-    for value in held:
+    for value in initializers:
         value.name = op.taken.free(f"step/{value.name}")
         op.graph.initializers.add(value)
     i = body.input("i", ir.DataType.INT64, ())
@@ -209,7 +195,7 @@ def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value],
     rows = body.Gather(order, i)
     # A place without a row takes one of the minibatch, with weight 0: no further row of an embedding occurs.
     kept = body.Where(body.Less(rows, 0), body.ReduceMax(rows, keepdims=False), rows)
-    by_step, inputs = {step.rate, *step.random, *step.factors.values()}, []
+    inputs = []
     for value in graph.inputs:
         name, dtype = value.name or "", value.dtype
         assert dtype is not None
@@ -218,17 +204,28 @@ def _loop_body(op: GraphBuilder, step: StepGraph, outer: Mapping[str, ir.Value],
         elif name == step.weight:
             own = body.Gather(outer[name], kept)
             inputs.append(body.Mul(own, body.Cast(body.GreaterOrEqual(rows, 0), to=dtype)))
-        elif name in step.by_row:
+        elif name in by_row:
             inputs.append(body.Gather(outer[name], kept))
         else:  # state, which the loop carries from step to step
             inputs.append(body.input(name, dtype, [int(str(size)) for size in value.shape or ()]))
     stays = copy_type(body.Identity(going), going)
-    results = append_nodes(body, graph, inputs)
-    for result, old in zip(results, step.model.graph.outputs, strict=True):
+    found = append_nodes(body, graph, inputs)
+    for result, old in zip(found, step.model.graph.outputs, strict=True):
         copy_type(result, old)
-    body.graph.outputs.extend([stays, *results[1:], results[0]])
+    body.graph.outputs.extend([stays, *found[1:], found[0]])
     body.graph.sort()
-    return body.graph
+
+    # The loop; its state are the tensors of the step's state.
+    size = op.Shape(order, start=0, end=1) if op.opset >= 15 else op.Slice(op.Shape(order), [0], [1], [0])
+    count = op.Squeeze(size, axes=[0])
+    held = [outer[one.name] for one in step.state]
+    results = op.emit("Loop", count, np.array(True), *held, body=body.graph, outputs=len(held) + 1)
+    losses = op.taken.free("losses")
+    loss = next(v for v in step.model.graph.outputs if v.name == step.loss)
+    append_output(op.graph, results[-1], losses, ir.val("like", loss.dtype, ("S",)))
+    for one, value in zip(step.state, results, strict=False):
+        append_output(op.graph, value, one.output, given[one.name])
+    return ir.Model(op.graph, ir_version=step.model.ir_version), order.name or "", losses
 
 
 # Predictions by the state of a training.

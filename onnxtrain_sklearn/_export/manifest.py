@@ -273,14 +273,13 @@ def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and bool(name) and name not in (".", "..") and not set(name) & set("/\\:\0")
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_integer(0).fits, value)) and math.prod(value) < _LARGEST
-
-
 _number = _Kind(_is_number, "a finite number")
 _plain_name = _Kind(is_plain_name, "the name of a file in the folder itself")
 _count = _Kind(lambda value: value is None or _integer(0).fits(value), "null or an integer of 0 or more")
-_shape = _Kind(_is_shape, "a list of sizes")
+_shape = _Kind(
+    lambda value: isinstance(value, list) and all(map(_integer(0).fits, value)) and math.prod(value) < _LARGEST,
+    "a list of sizes",
+)
 _label = _Kind(lambda value: value is None or isinstance(value, bool | str) or _is_number(value), "a label")
 _COMPONENT = {"name": str, "parameters": dict}
 _TASKS = ("regression", "binary", "multiclass", "multilabel", "multioutput", "several outputs")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,6 +68,7 @@ _NOTES = "__metadata__"
 _MOST_AXES = 32
 
 _LONGEST_HEADER = 2**25
+"""Bytes of a header that are read: JSON takes many times its length of memory."""
 
 
 def tensor_bytes(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> bytes:
@@ -82,7 +83,7 @@ def tensor_bytes(arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]) -> 
         contents.append(content.data)
         start += content.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the format aligns the arrays to 8 bytes
     return b"".join([len(text).to_bytes(8, "little"), text, *contents])
 
 
@@ -94,7 +95,16 @@ def tensors_of(content: bytes, what: str) -> dict[str, np.ndarray]:
 def tensors_and_notes(content: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays of a file and its metadata; raise ModelError, which begins with ``what``, if it is none."""
     start, places, notes = _parts(io.BytesIO(content), len(content), what)
-    return dict(_arrays_at(places, memoryview(content)[start:], what)), notes
+    data, arrays = memoryview(content)[start:], dict[str, np.ndarray]()
+    for place in places:
+        held = data[place.start : place.end]
+        if place.kind == np.bool_ and (np.frombuffer(held, np.uint8) > 1).any():
+            raise _unreadable(what, f"{place.name!r} holds truth values other than 0 and 1")
+        try:
+            arrays[place.name] = np.array(np.frombuffer(held, place.kind).reshape(place.shape))
+        except ValueError as error:  # NumPy refuses some shapes whose product is 0
+            raise _unreadable(what, f"{place.name!r} has the shape {list(place.shape)}") from error
+    return arrays, notes
 
 
 def require_tensors(file: BinaryIO, size: int) -> None:
@@ -125,7 +135,17 @@ def _parts(file: BinaryIO, whole: int, what: str) -> tuple[int, list[_Place], di
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         raise _unreadable(what, f"{_NOTES} must hold texts")
     places = [_place_of(name, entry, what) for name, entry in header.items()]
-    _require_partition(places, whole - 8 - size, what)
+    # The arrays must follow each other from the first byte to the last: a file with gaps could hide other contents, and
+    # one whose arrays overlap could take many times its length of memory.
+    end = 0
+    for place in sorted(places, key=lambda one: (one.start, one.end)):
+        if place.start != end:
+            raise _unreadable(
+                what, f"{place.name!r} begins at byte {place.start:,}, and the one before ends at {end:,}"
+            )
+        end = place.end
+    if end != whole - 8 - size:
+        raise _unreadable(what, f"its tensors take {end:,} bytes, and {whole - 8 - size:,} are there")
     return 8 + size, places, notes
 
 
@@ -151,30 +171,6 @@ def _place_of(name: str, entry: object, what: str) -> _Place:
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(one) is int and 0 <= one < 2**63 for one in values)
-
-
-def _require_partition(places: list[_Place], size: int, what: str) -> None:
-    """Raise unless the arrays follow each other from the first byte to the last."""
-    end = 0
-    for place in sorted(places, key=lambda one: (one.start, one.end)):
-        if place.start != end:
-            raise _unreadable(
-                what, f"{place.name!r} begins at byte {place.start:,}, and the one before ends at {end:,}"
-            )
-        end = place.end
-    if end != size:
-        raise _unreadable(what, f"its tensors take {end:,} bytes, and {size:,} are there")
-
-
-def _arrays_at(places: list[_Place], data: memoryview, what: str) -> Iterator[tuple[str, np.ndarray]]:
-    for place in places:
-        content = data[place.start : place.end]
-        if place.kind == np.bool_ and (np.frombuffer(content, np.uint8) > 1).any():
-            raise _unreadable(what, f"{place.name!r} holds truth values other than 0 and 1")
-        try:
-            yield place.name, np.array(np.frombuffer(content, place.kind).reshape(place.shape))
-        except ValueError as error:  # NumPy refuses some shapes whose product is 0
-            raise _unreadable(what, f"{place.name!r} has the shape {list(place.shape)}") from error
 
 
 def _unreadable(what: str, why: str) -> ModelError:

@@ -1,23 +1,27 @@
 """A whole training step as one graph of plain ONNX operators.
 
-``step_graph`` emits it in the order of training: cut the parameters out of their vector, run the pass (``step_pass``),
-join the gradients, then penalty, clipping, update and average, and last the inputs for targets and weights. The
-parameters are one vector, and so is each slot of the optimizer. ``emit_update`` runs the optimizer on segments of these
-vectors, as training does. The scalars of the step are computed in float64 where the target has it.
+``step_graph`` emits it in the order of training: cut the parameters out of their vector, run the pass, join the
+gradients, then penalty, clipping, update and average, and last the inputs for targets and weights. The pass is the
+gradient graph that training itself would use. The parameters are one vector, and so is each slot of the optimizer.
+``emit_update`` runs the optimizer on segments of these vectors, as training does. The scalars of the step are computed
+in float64 where the target has it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.edits import append_output, replace_inputs
+from .._ir.edits import append_nodes, append_output, initializers_to_inputs, replace_inputs
+from .._ir.protobuf import from_bytes
 from .._model.loss_terms import penalty_factors, weighted_penalty
-from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type, target_layout
+from .._model.row_reads import FirstProduct, Lookup, take_first_products
+from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type, target_layout, training_graph
 from .._training.parameters import (
     Factors,
     FlatParameters,
@@ -27,9 +31,10 @@ from .._training.parameters import (
     state_name,
     state_slots,
 )
+from .._training.programs import PassSource, pass_program
 from .._training.randomness import FACTOR
 from .._training.step_parts import StepSettings, TrainedPositions
-from ..exceptions import ModelError
+from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder
 from ..optimizers import Optimizer, update_graph
 from ..optimizers.in_place import emit_clipped, update_rule
@@ -47,7 +52,6 @@ from .source import (
     members_of,
     reserve_names,
 )
-from .step_pass import step_pass
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def step_graph(source: ExportSource) -> StepGraph:
     """Return the graph of a training step."""
     parts, layout, settings = source.parts, source.parts.parameters, source.parts.settings
     # The pass: loss and gradients are its outputs, to which the rest of the step is appended.
-    found = step_pass(source)
+    found = _step_pass(source)
     graph, kind, scalar = found.model.graph, ir_type(layout.vector.dtype), source.scalar_type
     op = GraphBuilder(graph, dtype=kind, prefix="step")
     outputs = {value.name or "": value for value in graph.outputs}
@@ -218,6 +222,214 @@ def _computes_in_double(node: ir.Node) -> bool:
     return casts or any(value is not None and value.dtype == ir.DataType.DOUBLE for value in node.inputs)
 
 
+# The pass: forward and backward, over all minibatches of the step.
+#
+# Two things differ from the pass of training. With lazy updates, which change only the rows of a matrix that occur in
+# the minibatch, the graph adds up the gradients of these rows and flags them (in training, the host does so). If a step
+# accumulates several minibatches, the graph repeats the pass.
+
+
+@dataclass(frozen=True, eq=False)
+class _StepPass:
+    """The graph of a pass over the minibatches of a step.
+
+    Attributes
+    ----------
+    model : onnx_ir.Model
+    random : tuple of str
+        Its inputs for uniform random numbers.
+    drops : bool
+        Whether it reads a factor that scales all dropout ratios.
+    occurs : mapping of str to str
+        For each matrix with lazy updates, the output that flags the rows that occur.
+    """
+
+    model: ir.Model
+    random: tuple[str, ...]
+    drops: bool
+    occurs: Mapping[str, str]
+
+
+def _step_pass(source: ExportSource) -> _StepPass:
+    """Return the pass over the minibatches of a step."""
+    parts = source.parts
+    # The portable engine emits ONNX's own operators, which any runtime has.
+    settings, rows = replace(parts.settings, engine="portable"), parts.batch // source.minibatches
+    lazy = settings.lazy_rows
+    program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
+    inputs = [value.name or "" for value in program.random]
+    random, model = tuple(name for name in inputs if name != FACTOR), from_bytes(program.graph)
+    occurs, kind = dict[str, str](), ir_type(parts.parameters.vector.dtype)
+    if lazy:
+        # The first products are sought in the forward graph: in the pass, gradients of matrices read the inputs too.
+        graph = training_graph(parts.model, settings, parts.frozen, rows)
+        products = take_first_products(graph, parts.sparse)
+        occurs |= _return_occurring_columns(model, products, parts.parameters.names, kind)
+    occurs |= _return_rows_added_up(model, program.lookups, kind)
+    if source.minibatches > 1:
+        by_row = (*(spec.name for spec in parts.model.inputs), TARGET, WEIGHT)
+        moved = parts.model.running_statistics
+        statistics = {name: moved[name] for name in parts.parameters.running_statistics}
+        model = _pass_of_group(model, source.minibatches, by_row, random, statistics, flags=frozenset(occurs.values()))
+    return _StepPass(model, random, FACTOR in inputs, occurs)
+
+
+def _pass_of_group(
+    model: ir.Model,
+    count: int,
+    by_row: Collection[str],
+    random: Collection[str],
+    statistics: Mapping[str, str],
+    flags: Collection[str],
+) -> ir.Model:
+    """Return the pass over ``count`` minibatches, whose loss and gradients are means weighted by the rows.
+
+    One pass over all rows together would be wrong, because batch normalization takes means over the rows of a single
+    minibatch. The graph therefore contains the pass once for each minibatch. All copies read the same parameters; each
+    reads the running statistics that the previous one returns.
+
+    Parameters
+    ----------
+    model : onnx_ir.Model
+        The pass over one minibatch.
+    count : int
+    by_row : collection of str
+        Inputs whose first axis is the rows.
+    random : collection of str
+        Inputs for random numbers. They get one more axis, the first, because each minibatch has its own numbers.
+    statistics : mapping of str to str
+        Names of the outputs for the next running statistics, by the names of the inputs for the present ones.
+    flags : collection of str
+        The boolean outputs, which are joined by "or" over the minibatches.
+    """
+    single = model.graph
+    graph = ir.Graph([], [], nodes=[], name="group", opset_imports=dict(single.opset_imports))
+    weight = next(value for value in single.inputs if value.name == WEIGHT)
+    assert weight.dtype is not None
+    op = GraphBuilder(graph, dtype=weight.dtype, prefix="group")
+
+    # The inputs of the group, and the parts of them that each minibatch reads; running statistics are not split.
+    given = dict[str, ir.Value]()
+    for value in single.inputs:
+        sizes = _fixed_shape(value)
+        if value.name in by_row:
+            sizes[0] *= count
+        elif value.name in random:
+            sizes = [count, *sizes]
+        given[value.name or ""] = ir.Value(name=value.name, type=value.type, shape=ir.Shape(sizes))
+    graph.inputs.extend(given.values())
+    op.taken.update([*given, *(value.name or "" for value in single.outputs), *single.initializers])
+    parts: list[dict[str, ir.Value]] = [dict(given) for _ in range(count)]
+    for value in single.inputs:
+        name = value.name or ""
+        if name in by_row:
+            rows = _fixed_shape(value)[:1] * count
+            pieces = op.emit("Split", given[name], split=rows, outputs=count, axis=0)
+        elif name in random:
+            pieces = [op.Gather(given[name], i, axis=0) for i in range(count)]
+        else:
+            continue
+        for part, piece in zip(parts, pieces, strict=True):
+            part[name] = piece
+
+    # The share of each minibatch in the weight of all rows; zero where no row weighs anything.
+    weights = [op.ReduceSum(part[WEIGHT], keepdims=False) for part in parts]
+    total = op.Max(reduce(op.Add, weights), float(np.finfo(np.float32).tiny))
+    shares = [op.Div(one, total) for one in weights]
+
+    # A copy of the pass for each minibatch; all read the same initializers.
+    held = {}
+    for name, value in single.initializers.items():
+        held[name] = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+        graph.register_initializer(held[name])
+    sums: dict[str, ir.Value] = {}
+    moving = {name: given[name] for name in statistics}
+    names = [value.name or "" for value in single.outputs]
+    for part, share in zip(parts, shares, strict=True):
+        copy, read = single.clone(), held | part | moving
+        initializers_to_inputs(copy, list(held))
+        results = append_nodes(op, copy, [read[value.name or ""] for value in copy.inputs])
+        found = dict(zip(names, results, strict=True))
+        moving = {name: found.pop(moved) for name, moved in statistics.items()}
+        for name, value in found.items():
+            own = value if name in flags else op.Mul(value, share)
+            both = op.Or if name in flags else op.Add
+            sums[name] = both(sums[name], own) if name in sums else own
+    sums |= {moved: moving[name] for name, moved in statistics.items()}
+    for like in single.outputs:
+        append_output(graph, sums[like.name or ""], like.name or "", like)
+    return ir.Model(graph, ir_version=model.ir_version)
+
+
+_OCCURS = "onnxtrain/occurs"
+"""Stem of the names of the outputs that flag, for each row of a matrix, whether the minibatch reads it."""
+
+
+def _return_rows_added_up(model: ir.Model, lookups: Sequence[Lookup], kind: ir.DataType) -> dict[str, str]:
+    """Let the pass add up the gradients of rows that it looks up, in place; return its flag outputs by matrix.
+
+    In training the pass returns indices and a gradient for each lookup, and the host adds them up. Here the graph
+    scatters them into a matrix with one more row for padding, which is cut off. A flag output has one column.
+    """
+    graph, op = model.graph, GraphBuilder(model.graph, dtype=kind, prefix="rows")
+    if lookups and op.opset < 16:
+        raise UnsupportedOperatorError(
+            f"Lazy updates of embeddings add up rows by ScatterElements, which needs opset 16 in training graphs, and "
+            f"the model is in opset {op.opset}: convert it (onnx.version_converter), or set"
+            f" optimizer__lazy_rows=False."
+        )
+    outputs = {value.name or "": value for value in graph.outputs}
+    occurs = {}
+    for name in dict.fromkeys(lookup.weight for lookup in lookups):
+        own = [lookup for lookup in lookups if lookup.weight == name]
+        (n_rows, *_), width, count = own[0].shape, own[0].width, sum(read.count for read in own)
+        places, slopes = list[ir.Value](), [outputs[f"{read.rows}_grad"] for read in own]
+        for read in own:
+            # a negative index counts from the end; padding reads the row after the last, which is cut off below
+            index = outputs[read.indices]
+            place = op.Where(op.Less(index, 0), op.Add(index, n_rows), index)
+            places.append(place if read.padding is None else op.Where(op.Equal(index, read.padding), n_rows, place))
+        place, slope = (one[0] if len(one) == 1 else op.Concat(*one, axis=0) for one in (places, slopes))
+        column = op.Unsqueeze(place, axes=[1])
+        zeros = op.ConstantOfShape([n_rows + 1, width], value=ir.tensor(np.zeros(1, op.dtype.numpy())))
+        added = op.ScatterElements(zeros, op.Expand(column, [count, width]), slope, axis=0, reduction="add")
+        absent = op.ConstantOfShape([n_rows + 1], value=ir.tensor(np.zeros(1, bool)))
+        present = op.ConstantOfShape([count], value=ir.tensor(np.ones(1, bool)))
+        found = op.ScatterElements(absent, place, present, axis=0)
+        added, found = (op.Slice(value, starts=[0], ends=[n_rows], axes=[0]) for value in (added, found))
+        gradient = op.Reshape(added, list(own[0].shape))
+        append_output(graph, gradient, f"{name}_grad", ir.val("like", kind, own[0].shape))
+        occurs[name] = f"{_OCCURS}/{name}"
+        append_output(
+            graph, op.Reshape(found, (n_rows, 1)), occurs[name], ir.val("like", ir.DataType.BOOL, (n_rows, 1))
+        )
+    taken = {outputs[name] for lookup in lookups for name in (lookup.indices, f"{lookup.rows}_grad")}
+    graph.outputs[:] = [value for value in graph.outputs if value not in taken]
+    return occurs
+
+
+def _return_occurring_columns(
+    model: ir.Model, products: Sequence[FirstProduct], trained: Collection[str], kind: ir.DataType
+) -> dict[str, str]:
+    """Flag the columns of the inputs that are not zero in all rows, in place; return the outputs by trained matrix."""
+    graph, op, occurs = model.graph, GraphBuilder(model.graph, dtype=kind, prefix="columns"), dict[str, str]()
+    inputs = {value.name or "": value for value in graph.inputs}
+    for product in products:
+        if product.weight in trained:
+            value, name = inputs[product.input], product.weight
+            rows, columns = _fixed_shape(value)
+            stored = op.Cast(op.Not(op.Equal(value, 0.0)), to=kind)
+            shape = (1, columns) if product.transposed else (columns, 1)
+            counts = op.MatMul(np.ones((1, rows), kind.numpy()), stored)
+            found = op.Reshape(op.Greater(counts, 0.0), shape)
+            occurs[name] = f"{_OCCURS}/{name}"
+            append_output(graph, found, occurs[name], ir.val("like", ir.DataType.BOOL, shape))
+    return occurs
+
+
+# The state, the penalty and the update.
+
+
 def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
     """Yield the tensors that a step changes: vectors, and the number of steps taken."""
     parts, layout, settings = source.parts, source.parts.parameters, source.parts.settings
@@ -252,11 +464,13 @@ def _emit_penalty(
     weight = op.ReduceSum(_graph_input(op, WEIGHT), keepdims=False)
     squares, absolutes = penalty_factors(settings.alpha, settings.l1_ratio)
     penalized = op.Slice(parameters, starts=[0], ends=[size], axes=[0])
+    # A minibatch of rows that weigh nothing has no penalty; the bound keeps the branch that is not taken finite.
     strength = op.Where(op.Greater(weight, 0.0), op.Div(1.0, op.Max(weight, float(np.finfo(np.float32).tiny))), 0.0)
     value = weighted_penalty(op, penalized, squares, absolutes if settings.l1_ratio else None)
     slope = op.Mul(penalized, 2.0 * squares)
     if settings.l1_ratio:
         slope = op.Add(slope, op.Mul(op.Sign(penalized), absolutes))
+    # Zeros for the parameters without a penalty, such as biases: these follow the penalized ones in the vector.
     rest = op.Mul(op.Slice(parameters, starts=[size], ends=[2**31 - 1], axes=[0]), 0.0)
     return op.Mul(value, strength), op.Concat(op.Mul(slope, strength), rest, axis=0)
 
@@ -340,6 +554,9 @@ def _emit_segment(
     state = {n: cut(vector) for n, vector in state.items()} if parameter is None else state
     new, new_state = rule.update(op, cut(vectors[PARAMETERS]), cut(gradients), state, k)
     return {PARAMETERS: new if parameter is None else op.Reshape(new, [-1]), **new_state}
+
+
+# The inputs for targets and weights.
 
 
 def _emit_row_inputs(op: GraphBuilder, source: ExportSource) -> tuple[tuple[TargetInput, ...], str]:

@@ -188,6 +188,7 @@ class Training:
     ) -> float:
         """Train on a minibatch, filled up with rows of weight zero; return its loss."""
         session, batch = self._session("step"), int(self.manifest["batch_size"])
+        # Padding repeats a row of the minibatch, so that no further row of an embedding occurs.
         padded = np.concatenate([rows, np.full(batch - len(rows), rows[0])])
         own = np.concatenate([weights[rows], np.zeros(batch - len(rows))])
         feeds: dict[str, np.ndarray] = {name: array[padded] for name, array in data.items()}
@@ -201,6 +202,7 @@ class Training:
         new = dict(zip(outputs.values(), results[1:], strict=True))
         if np.size(results[0]) != 1:
             raise ModelError(f"The loss of a step must be one number, but it has the shape {np.shape(results[0])}.")
+        # A folder may come from an untrusted source: a state that changes its shape would fail steps later.
         for name, array in new.items():
             was = self.state[name]
             if array.shape != was.shape or array.dtype != was.dtype:
@@ -236,23 +238,20 @@ class Training:
 
     def _minibatches(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return the rows of each minibatch of the next pass over ``rows``, shuffled if asked for."""
-        batch = int(self.manifest["batch_size"])
+        known, batch = self.manifest["hyperparameters"], int(self.manifest["batch_size"])
         order = rows if self._rng is None else self._rng.permutation(rows)
-        order = order[: len(rows) - self._left_out(len(rows))]
+        # With drop_last, leave out the rows that do not fill a minibatch: one of those that a step accumulates. A
+        # batch_size that the export was given need not be a multiple of accumulate: the step is one minibatch then.
+        count = int(known.get("accumulate", 1))
+        size = batch if batch % count else batch // count
+        if known.get("drop_last") and len(rows) > size:
+            order = order[: len(rows) - len(rows) % size]
         if not self.manifest["padding"] and len(order) % batch:
             raise ValueError(
                 f"Rows meet within a minibatch of this graph, so a short one cannot be filled up: give a multiple of "
                 f"{batch} rows whose weight is not zero, got {len(order)}."
             )
         return [order[start : start + batch] for start in range(0, len(order), batch)]
-
-    def _left_out(self, n_rows: int) -> int:
-        """Return the number of rows that ``drop_last`` leaves out: those that do not fill a minibatch."""
-        known, batch = self.manifest["hyperparameters"], int(self.manifest["batch_size"])
-        count = int(known.get("accumulate", 1))
-        # a batch_size that the export was given need not be a multiple of accumulate: the step is one minibatch then
-        rows = batch if batch % count else batch // count
-        return n_rows % rows if known.get("drop_last") and n_rows > rows else 0
 
     def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Any]:
         session = self._session("predict")

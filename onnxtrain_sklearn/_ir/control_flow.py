@@ -134,7 +134,13 @@ class _FixedLoop:
             if known is not None:
                 read_from_outside(self.body, value, op.constant(known))
         states, go_on, rows = self.states, None if self.go_on is None else _as_scalar(op, self.go_on), []
-        taken = [list(_scanned_slices(op, value, way, self.rounds)) for value, way in self.scanned]
+        taken = list[list[ir.Value]]()
+        for value, way in self.scanned:
+            known, order = constant(value), way.order(self.rounds)
+            if known is None:
+                taken.append([op.Gather(value, np.array(i), axis=way.axis) for i in order])
+            else:
+                taken.append([op.constant(np.take(known, i, axis=way.axis)) for i in order])
         for number in range(self.rounds):
             leading = [op.constant(np.array(number)), op.constant(np.array(True))] if self.is_loop else []
             results = append_copy(op, self.body, [*leading, *states, *(column[number] for column in taken)])
@@ -202,15 +208,6 @@ def _select(op: GraphBuilder, condition: ir.Value, new: ir.Value, old: ir.Value)
     if old.dtype is not ir.DataType.BOOL:
         return op.Where(condition, new, old)
     return op.Or(op.And(condition, new), op.And(op.Not(condition), old))  # onnxruntime has no Where of booleans
-
-
-def _scanned_slices(op: GraphBuilder, value: ir.Value, way: _Slices, rounds: int) -> Iterator[ir.Value]:
-    known = constant(value)
-    for i in way.order(rounds):
-        if known is None:
-            yield op.Gather(value, np.array(i), axis=way.axis)
-        else:
-            yield op.constant(np.take(known, i, axis=way.axis))
 
 
 _ITERATED: dict[str, Supported[Callable[[ir.Node], _FixedLoop | None]]] = {

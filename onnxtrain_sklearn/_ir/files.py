@@ -66,28 +66,25 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     return proto
 
 
-_WITH_BODIES = frozenset({"If", "Loop", "Scan"})
-
-
 def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with a name for each omitted result of a Loop, Scan or If.
 
     onnxruntime writes omitted results too: where one has no name, it refuses the graph, or crashes when it runs.
     """
-    if not any(_leaves_out_results(node) for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
+
+    def leaves_out(node: onnx.NodeProto) -> bool:
+        return node.op_type in ("If", "Loop", "Scan") and "" in node.output
+
+    if not any(leaves_out(node) for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         return proto
     result = deepcopy(proto)
     nodes = [node for graph in (result.graph, *result.functions) for node in nodes_of(graph)]
     known = {name for node in nodes for name in (*node.input, *node.output)}
     known |= {value.name for value in (*result.graph.input, *result.graph.initializer)}
     fresh = (name for i in count() if (name := f"unused/{i}") not in known)
-    for node in filter(_leaves_out_results, nodes):
+    for node in filter(leaves_out, nodes):
         node.output[:] = [name or next(fresh) for name in node.output]
     return result
-
-
-def _leaves_out_results(node: Any) -> bool:
-    return bool(node.op_type in _WITH_BODIES and "" in node.output)
 
 
 def source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:

@@ -61,19 +61,27 @@ def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
         wanted = known.get(operand(node, _SHAPE_INPUT[node.op_type]))  # type: ignore[arg-type]
         if wanted is None or wanted.ndim != 1:
             return
-        sizes: list[Dimension] | None = list(wanted)
+        sizes: list[Dimension] = list(wanted)
+        own = dims(node.inputs[0])
         if node.op_type == "Reshape":
-            sizes = _reshaped_sizes(dims(node.inputs[0]), wanted, attribute(node, "allowzero", 0))
+            for i, size in enumerate(sizes):
+                if size == 0 and not attribute(node, "allowzero", 0):  # a zero copies the size
+                    sizes[i] = own[i] if own is not None and i < len(own) else None
+            if -1 in sizes:
+                sizes[sizes.index(-1)] = _remaining_size(own, [d for d in sizes if d != -1])
         elif node.op_type == "Expand":
-            sizes = _expanded_sizes(dims(node.inputs[0]), list(wanted))
-        if sizes is not None:
-            node.outputs[0].shape = ir.Shape(sizes)
+            if own is None:
+                return
+            rank = max(len(own), len(sizes))
+            pairs = zip([1] * (rank - len(own)) + own, [1] * (rank - len(sizes)) + sizes, strict=True)
+            sizes = [b if a == 1 else a if b in (1, a) or isinstance(a, int) else None for a, b in pairs]
+        node.outputs[0].shape = ir.Shape(sizes)
     elif node.domain == "com.microsoft" and node.op_type in _PRODUCTS_OF_FEW_BITS:
         given, value, width = node.inputs[0], node.outputs[0], attribute(node, "N", None)
-        sizes = dims(given)
-        if given is not None and sizes and width is not None:
+        rows = dims(given)
+        if given is not None and rows and width is not None:
             value.type = given.type if value.type is None else value.type
-            value.shape = ir.Shape([*sizes[:-1], int(width)]) if value.shape is None else value.shape
+            value.shape = ir.Shape([*rows[:-1], int(width)]) if value.shape is None else value.shape
 
 
 _PRODUCTS_OF_FEW_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "MatMulFpQ4"})
@@ -81,17 +89,6 @@ _PRODUCTS_OF_FEW_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "MatMulFpQ4"})
 
 _SHAPE_INPUT = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
 """Operators that read the shape of their output from an input: its position."""
-
-
-def _reshaped_sizes(given: list[Dimension] | None, wanted: np.ndarray, allowzero: int) -> list[Dimension]:
-    """Return the sizes of Reshape's output: 0 keeps a size, -1 is inferred from the others."""
-    sizes = list(wanted)
-    for i, size in enumerate(sizes):
-        if size == 0 and not allowzero:
-            sizes[i] = given[i] if given is not None and i < len(given) else None
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = _remaining_size(given, [d for d in sizes if d != -1])
-    return sizes
 
 
 def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> int | str | None:
@@ -106,14 +103,6 @@ def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> i
         return only[0] if numbers and len(only) == 1 and names[only[0]] == 1 else None
     rest = product_of_known(others)
     return product_of_known(given) // rest if rest else None
-
-
-def _expanded_sizes(given: list[Dimension] | None, wanted: list[Dimension]) -> list[Dimension] | None:
-    if given is None:
-        return None
-    rank = max(len(given), len(wanted))
-    pairs = zip([1] * (rank - len(given)) + given, [1] * (rank - len(wanted)) + wanted, strict=True)
-    return [b if a == 1 else a if b in (1, a) or isinstance(a, int) else None for a, b in pairs]
 
 
 # Inference over the part of a model whose types or shapes are not known in full, by ONNX.
@@ -421,24 +410,20 @@ def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infe
     }
     for value, shape in declared.items():
         names = of_bodies.get(value.graph, of_graph) if value.graph is not None else of_graph
-        value.shape = shape if value.shape is None else _merged(value.shape, shape, names)
+        if value.shape is None:
+            value.shape = shape
+            continue
+        # Declared sizes fill in the unknown ones, unless the two shapes contradict. A symbolic size of an input of the
+        # graph or body counts as inferred: a state keeps its size if an iteration returns one of the size that it got.
+        pairs = list(zip(value.shape, shape, strict=False))
+        clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+        if len(value.shape) == len(shape) and not clash:
+            value.shape = ir.Shape([a if isinstance(a, int) or a.value in names else b for a, b in pairs])
     return model
 
 
 def _names_of_sizes(values: Iterable[ir.Value]) -> set[str]:
     return {d.value for v in values for d in v.shape or () if isinstance(d, ir.SymbolicDim) and d.value}
-
-
-def _merged(inferred: ir.Shape, declared: ir.Shape, names: set[str]) -> ir.Shape:
-    """Return the inferred shape, with declared sizes for unknown ones if the two shapes do not contradict.
-
-    A symbolic size in ``names``, a dimension of an input of the graph or body, counts as inferred: a state keeps its
-    size if an iteration returns a state of the size that it got.
-    """
-    pairs = list(zip(inferred, declared, strict=False))
-    if len(inferred) != len(declared) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs):
-        return inferred
-    return ir.Shape([a if isinstance(a, int) or a.value in names else b for a, b in pairs])
 
 
 def forget_shapes(graph: ir.Graph) -> dict[ir.Value, ir.Shape]:
