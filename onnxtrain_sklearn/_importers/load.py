@@ -120,12 +120,7 @@ def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx
             f"There is no ONNX graph with nodes and outputs in {source(model)}: it is not an ONNX model, or a "
             f"truncated or empty one."
         )
-    _refuse_sparse(proto)
-    return proto
-
-
-def _refuse_sparse(proto: onnx.ModelProto) -> None:
-    """Raise for sparse tensors, which would not stay sparse in training."""
+    # Sparse tensors would not stay sparse in training.
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
@@ -137,6 +132,7 @@ def _refuse_sparse(proto: onnx.ModelProto) -> None:
                 f"Node {node.name!r} ({node.op_type}) holds sparse tensors, which cannot be trained; store them as "
                 "dense ones (a Constant: as its attribute value)."
             )
+    return proto
 
 
 def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
@@ -298,11 +294,6 @@ def _without_fused_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     return ir.to_proto(lower(from_proto(proto)))
 
 
-def _unlist_initializers(model: ir.Model) -> bool:
-    """Remove initializers from the inputs, among which files before IR version 4 list them."""
-    return bool(common.RemoveInitializersFromInputsPass()(model).modified)
-
-
 _ROWS, _FREE = (2, 5), (3, 4)
 """The number of rows, and the sizes of other free axes, in the two runs."""
 
@@ -407,7 +398,11 @@ Each returns its argument itself where there is nothing to rewrite: a copy would
 REPAIRS = (
     Importer("computed zero biases of PyTorch removed", drop_zero_biases),
     Importer("transpositions that move nothing removed", remove_identity_transposes),
-    Importer("initializers removed from the inputs", _unlist_initializers),
+    # Files before IR version 4 list them there.
+    Importer(
+        "initializers removed from the inputs",
+        lambda model: bool(common.RemoveInitializersFromInputsPass()(model).modified),
+    ),
 )
 """Passes over every model, before its shapes are inferred: a computed bias may have an axis too many for that."""
 

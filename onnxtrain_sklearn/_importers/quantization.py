@@ -264,7 +264,23 @@ def requantized(model: ir.Model) -> ir.Model:
         return model
     op = GraphBuilder(model.graph, prefix="quantized", constant_nodes=True)
     for node in rounding:
-        _write_pairs(op, node)
+        division = node.inputs[0].producer() if node.inputs[0] is not None else None
+        assert division is not None
+        x, scale = division.inputs[0], _held(division.inputs[1])
+        assert x is not None
+        stored = (node.name or "").startswith(STORED) and not x.is_graph_input()
+        # Equal roundings of one number may have been joined since: then several clips and scales read one rounding.
+        for last in list(_readers_of(node)):
+            if _is_kind(last, "Mul"):  # of 32 bits, which have no range
+                if not x.is_graph_input():
+                    _write_pair(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
+                continue
+            clip = next(_readers_of(last))
+            kind = _BY_RANGE[int(_held(clip.inputs[1])), int(_held(clip.inputs[2]))]
+            for difference in list(_readers_of(clip)):
+                for product in list(_readers_of(difference)):
+                    second = _Grid(_held(product.inputs[1]), _held(difference.inputs[1]), kind)
+                    _write_pair(op, product, x, _Grid(scale, _held(last.inputs[1]), kind), second, stored=stored)
     return with_integer_products(model)
 
 
@@ -345,29 +361,6 @@ def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Gr
     replace_node(op, node, [op.Mul(found, second.scale)])  # before it is marked: its result takes the name of the file
     for made in [n for n in graph if n not in before and n.op_type != "Constant"]:
         made.name = op.taken.free(f"{STORED if stored else MARK}/{made.op_type}")
-
-
-def _write_pairs(op: GraphBuilder, rounding: ir.Node) -> None:
-    """Replace the arithmetic around a rounding by the pairs that it was made from.
-
-    Equal roundings of one number may have been joined since: then several clips and scales read one rounding.
-    """
-    division = rounding.inputs[0].producer() if rounding.inputs[0] is not None else None
-    assert division is not None
-    x, scale = division.inputs[0], _held(division.inputs[1])
-    assert x is not None
-    stored = (rounding.name or "").startswith(STORED) and not x.is_graph_input()
-    for last in list(_readers_of(rounding)):
-        if _is_kind(last, "Mul"):  # of 32 bits, which have no range
-            if not x.is_graph_input():
-                _write_pair(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
-            continue
-        clip = next(_readers_of(last))
-        kind = _BY_RANGE[int(_held(clip.inputs[1])), int(_held(clip.inputs[2]))]
-        for difference in list(_readers_of(clip)):
-            for product in list(_readers_of(difference)):
-                second = _Grid(_held(product.inputs[1]), _held(difference.inputs[1]), kind)
-                _write_pair(op, product, x, _Grid(scale, _held(last.inputs[1]), kind), second, stored=stored)
 
 
 def _readers_of(node: ir.Node) -> Iterator[ir.Node]:

@@ -277,7 +277,21 @@ def join_normalizations(model: ir.Model) -> bool:
     taken: set[ir.Value] = set()
     for node, layer in found:
         op = GraphBuilder(model.graph, dtype=layer.x.dtype or ir.DataType.FLOAT, prefix="keras")
-        replace_node(op, node, [_emit_normalization(op, layer, taken, node.name or "")])
+        # Exporters merge equal arrays of several layers: copy those that an earlier layer has.
+        arrays = []
+        for array in layer.arrays:
+            name = names_of(op.graph).free(f"{array.name}/own") if array in taken else ""
+            arrays.append(copy_initializer(op.graph, array, name) if name else array)
+            taken.add(array)
+        # The operator normalizes axis 1; Keras' channels are last by default.
+        rank = len(layer.x.shape) if layer.x.shape is not None else layer.axis + 1
+        order = [0, layer.axis, *(i for i in range(1, rank) if i != layer.axis)]
+        moves = order != list(range(rank))
+        x = op.Transpose(layer.x, perm=order) if moves else layer.x
+        y = op.BatchNormalization(x, *arrays, epsilon=layer.epsilon, momentum=MOMENTUM)
+        y.producer().name = op.taken.free(f"{NODES}/{node.name or ''}")  # type: ignore[union-attr]
+        result = op.Transpose(y, perm=[order.index(i) for i in range(rank)]) if moves else y
+        replace_node(op, node, [result])
     if found:
         model.graph.sort()
     return bool(found)
@@ -342,29 +356,6 @@ def _initializer_of(value: ir.Value) -> ir.Value | None:
         node = value.producer()
     is_array = node is None and value.is_initializer() and value.shape is not None and len(value.shape) == 1
     return value if is_array else None
-
-
-def _emit_normalization(op: GraphBuilder, layer: _Layer, taken: set[ir.Value], name: str) -> ir.Value:
-    """Emit the BatchNormalization, with copies of the arrays in ``taken``, which earlier ones have.
-
-    Exporters merge equal arrays of several layers.
-    """
-    arrays = []
-    for array in layer.arrays:
-        repeated = array in taken
-        taken.add(array)
-        copied = copy_initializer(op.graph, array, names_of(op.graph).free(f"{array.name}/own")) if repeated else array
-        arrays.append(copied)
-    # The operator normalizes axis 1; Keras' channels are last by default.
-    rank = len(layer.x.shape) if layer.x.shape is not None else layer.axis + 1
-    order = [0, layer.axis, *(i for i in range(1, rank) if i != layer.axis)]
-    moves = order != list(range(rank))
-    x = op.Transpose(layer.x, perm=order) if moves else layer.x
-    y = op.BatchNormalization(x, *arrays, epsilon=layer.epsilon, momentum=MOMENTUM)
-    node = y.producer()
-    assert node is not None
-    node.name = op.taken.free(f"{NODES}/{name}")
-    return op.Transpose(y, perm=[order.index(i) for i in range(rank)]) if moves else y
 
 
 # Lost biases: a warning of biases that ``tf2onnx`` leaves out of files of fresh networks.

@@ -11,7 +11,7 @@ that it was made for, with the names of the values that this call read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -163,18 +163,6 @@ def scope_of(node: ir.Node) -> str:
     return scopes[-2] if len(scopes) > 1 else ""
 
 
-def _copies_parameters(graph: ir.Graph, kinds: Mapping[str, str]) -> bool:
-    """Return True if a program reads constants and no parameters: Keras copies its variables at each call.
-
-    The constants are then the weights, and the record is of no use.
-    """
-    if "CONSTANT_TENSOR" not in kinds.values() or "PARAMETER" not in kinds.values():
-        return False
-    calls = (call_of(node) for node in every_node(graph))
-    read = {name for call in calls if call is not None for name in call.names}
-    return not any(kind == "PARAMETER" and name in read for name, kind in kinds.items())
-
-
 class TorchProgram:
     """The program that a graph was exported from.
 
@@ -199,8 +187,12 @@ class TorchProgram:
             signed = [(v.metadata_props[ORIGINAL], v.metadata_props[KIND], v.name or "") for v in stored]
         self.kinds = {name: kind for name, kind, _ in signed}
         self.targets = {name: target for name, _, target in signed if target}
-        if _copies_parameters(graph, self.kinds):
-            self.kinds, self.targets = {}, {}
+        if {"CONSTANT_TENSOR", "PARAMETER"} <= {*self.kinds.values()}:
+            # Keras copies its variables at each call: then the program reads constants and no parameters. The constants
+            # are the weights, and the record is of no use.
+            read = {name for node in every_node(graph) for name in names_read(node)}
+            if not any(kind == "PARAMETER" and name in read for name, kind in self.kinds.items()):
+                self.kinds, self.targets = {}, {}
         self._names = {target: name for name, target in self.targets.items()}
 
     @cached_property
@@ -210,8 +202,7 @@ class TorchProgram:
     @cached_property
     def _computed(self) -> set[str]:
         """The results of calls that have nodes in the graph."""
-        calls = (call_of(node) for node in every_node(self._graph))
-        return {call.name for call in calls if call is not None}
+        return {call.name for node in every_node(self._graph) if (call := call_of(node)) is not None}
 
     @cached_property
     def _read(self) -> dict[str, set[str]]:
@@ -226,7 +217,13 @@ class TorchProgram:
     @cached_property
     def unseen(self) -> list[str]:
         """The parameters, by their names in the module, that no call of a node reads; it may read results of them."""
-        seen = {name for node in every_node(self._graph) for name in _names_seen_by(node, self.targets)}
+        seen = set[str]()
+        for node in every_node(self._graph):
+            names = names_read(node)
+            if graphs_in(node):  # the call of a loop names all that its body reads
+                read = {value.name for value in reads(node)}
+                names = [name for name in names if self.targets.get(name, name) in read]
+            seen.update(names)
         return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
 
     def unread_parameter(self, node: ir.Node) -> str | None:
@@ -335,15 +332,6 @@ def sources_of(value: ir.Value, program: TorchProgram) -> list[str]:
     return [name for name in folded_from(value) if kinds.get(name) == "PARAMETER"]
 
 
-def _names_seen_by(node: ir.Node, targets: Mapping[str, str]) -> list[str]:
-    """Return the names that a node's call reads; for a loop, only the names that it reads itself."""
-    call = call_of(node)
-    if call is None or not graphs_in(node):
-        return [] if call is None else list(call.names)
-    read = {value.name for value in reads(node)}
-    return [name for name in call.names if targets.get(name, name) in read]
-
-
 _OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
 """Results of calls that read only numbers of the program."""
 
@@ -392,7 +380,8 @@ def is_made_up(value: ir.Value) -> bool:
     if _MADE_UP.fullmatch(name) or shape is None:
         return _MADE_UP.fullmatch(name) is not None
     if not len(shape):
-        return _is_of_tensorflow_operations(name)
+        # TensorFlow Lite joins the names of fused operations by semicolons.
+        return all(_TENSORFLOW_OPERATION.fullmatch(part) for part in name.split(";"))
     return all(length == 1 for length in shape) and _PADDLE_CAST.fullmatch(name) is not None
 
 
@@ -413,8 +402,3 @@ def is_tensorflow_constant(name: str) -> bool:
 
 def is_tensorflow_variable(name: str) -> bool:
     return _TENSORFLOW_VARIABLE.fullmatch(name) is not None
-
-
-def _is_of_tensorflow_operations(name: str) -> bool:
-    """Return True if all operations in a name are arithmetic; TensorFlow Lite joins fused ones by semicolons."""
-    return all(_TENSORFLOW_OPERATION.fullmatch(part) for part in name.split(";"))

@@ -9,7 +9,7 @@ unchanged states out of bodies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,8 +99,8 @@ class _Slices:
     axis: int
     backwards: bool
 
-    def order(self, rounds: int) -> Iterator[int]:
-        return iter(range(rounds - 1, -1, -1) if self.backwards else range(rounds))
+    def order(self, rounds: int) -> range:
+        return range(rounds - 1, -1, -1) if self.backwards else range(rounds)
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,7 @@ def require_survivable(proto: onnx.ModelProto) -> None:
 def require_loadable(model: ir.Model) -> None:
     """Raise ModelError if onnxruntime crashes when it loads a graph that :func:`require_survivable` accepts."""
     for node in every_node(model.graph):
-        if wrong := _weights_unlike_hidden_size(node) or _split_without_sizes(node) or operand_error(node):
+        if wrong := operand_error(node):
             raise ModelError(f"Node {node.name!r} ({node.op_type}) is not valid: {wrong}.")
     proto = ir.to_proto(model)
     try:
@@ -324,35 +324,6 @@ def nodes_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeP
         for attribute in node.attribute:
             for subgraph in (attribute.g, *attribute.graphs):
                 yield from nodes_of(subgraph)
-
-
-def _weights_unlike_hidden_size(node: ir.Node) -> str | None:
-    """The kernel crashes on weights that do not have the hidden size, which inference does not check."""
-
-    def fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
-        return len(shape) == len(wanted) and all(
-            w is None or not isinstance(n, int) or n == w for n, w in zip(shape, wanted, strict=True)
-        )
-
-    if node.domain or node.op_type not in GATES or "hidden_size" not in node.attributes:
-        return None
-    hidden = node.attributes["hidden_size"].as_int()
-    rows = GATES[node.op_type] * hidden
-    shapes = {"W": (None, rows, None), "R": (None, rows, hidden), "B": (None, 2 * rows)}
-    for value, (name, wanted) in zip(node.inputs[1:4], shapes.items(), strict=False):
-        if value is not None and value.shape is not None and not fits(value.shape, wanted):
-            told = ", ".join("?" if n is None else str(n) for n in wanted)
-            return f"its input {name} has the shape {value.shape}, and hidden_size={hidden} needs ({told})"
-    return None
-
-
-def _split_without_sizes(node: ir.Node) -> str | None:
-    """Onnxruntime splits evenly if the shape is unknown when it loads the graph, and refuses the node otherwise."""
-    version = 0 if node.graph is None else node.graph.opset_imports.get("", 0)
-    given = "num_outputs" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
-    if node.domain or node.op_type != "Split" or version < 18 or given:
-        return None
-    return "it has neither the input split nor the attribute num_outputs, one of which opset 18 demands"
 
 
 def _batch_dims(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
@@ -430,6 +401,35 @@ def operand_error(node: ir.Node) -> str | None:
     return None if rule is None else rule(node)
 
 
+def _weights_unlike_hidden_size(node: ir.Node) -> str | None:
+    """The kernel crashes on weights that do not have the hidden size, which inference does not check."""
+
+    def fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
+        return len(shape) == len(wanted) and all(
+            w is None or not isinstance(n, int) or n == w for n, w in zip(shape, wanted, strict=True)
+        )
+
+    if "hidden_size" not in node.attributes:
+        return None
+    hidden = node.attributes["hidden_size"].as_int()
+    rows = GATES[node.op_type] * hidden
+    shapes = {"W": (None, rows, None), "R": (None, rows, hidden), "B": (None, 2 * rows)}
+    for value, (name, wanted) in zip(node.inputs[1:4], shapes.items(), strict=False):
+        if value is not None and value.shape is not None and not fits(value.shape, wanted):
+            told = ", ".join("?" if n is None else str(n) for n in wanted)
+            return f"its input {name} has the shape {value.shape}, and hidden_size={hidden} needs ({told})"
+    return None
+
+
+def _split_without_sizes(node: ir.Node) -> str | None:
+    """Onnxruntime splits evenly if the shape is unknown when it loads the graph, and refuses the node otherwise."""
+    version = 0 if node.graph is None else node.graph.opset_imports.get("", 0)
+    given = "num_outputs" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
+    if version < 18 or given:
+        return None
+    return "it has neither the input split nor the attribute num_outputs, one of which opset 18 demands"
+
+
 def _empty_kernel(node: ir.Node) -> str | None:
     return "its kernel has no elements" if 0 in (dims(operand(node, 1)) or []) else None
 
@@ -483,10 +483,12 @@ OPERAND_RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "Col2Im": _block_ranks_differ,
     "Conv": _empty_kernel,
     "ConvTranspose": _empty_kernel,
-    "GRU": _no_steps,
+    "GRU": lambda node: _weights_unlike_hidden_size(node) or _no_steps(node),
     "LRN": _no_channels,
+    "LSTM": _weights_unlike_hidden_size,
     "MaxUnpool": _indices_beyond_output,
-    "RNN": _no_steps,
+    "RNN": lambda node: _weights_unlike_hidden_size(node) or _no_steps(node),
     "RoiAlign": _indices_beyond_batch,
     "STFT": _empty_window,
+    "Split": _split_without_sizes,
 }
