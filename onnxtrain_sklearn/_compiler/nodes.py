@@ -70,10 +70,6 @@ def _transpose(plan: FunctionPlan, node: ir.Node) -> View:
     return view.permuted(queries.attribute(node, "perm", range(len(view.shape))[::-1]))
 
 
-def _expand(plan: FunctionPlan, node: ir.Node) -> View:
-    return plan.view(first_operand(node)).broadcast(plan.shape(node.outputs[0]))
-
-
 def _gemm(plan: FunctionPlan, node: ir.Node) -> View:
     left, right, *rest = operand_views(plan, node)
     alpha, beta = (queries.attribute(node, name, 1.0) for name in ("alpha", "beta"))
@@ -452,7 +448,12 @@ def _require_integers(plan: FunctionPlan, node: ir.Node) -> None:
             _require_exact_integers(plan, node, plan.view(value))
     elif node.op_type in TESTS:
         if len(_computed_operands(node)) == len(node.inputs):  # constants are exact
-            equal = plan.elementwise(_first_where_equal, operand_views(plan, node))
+
+            def first_where_equal(text: Text, operands: Sequence[str], width: int) -> str:
+                first, second = (Floats(text, width, name) for name in operands)
+                return first.where("oeq", second, first, 0.0).name
+
+            equal = plan.elementwise(first_where_equal, operand_views(plan, node))
             _require_exact_integers(plan, node, equal)
     elif node.op_type not in _MOVING:
         raise NotCompiledError(f"{queries.node_label(node)} computes with integers")
@@ -469,12 +470,6 @@ def _require_exact_integers(plan: FunctionPlan, node: ir.Node, view: View) -> No
         f"{queries.node_label(node)} computes with the integer {{}}. engine='compiled' does so with those below 2**24: "
         f"use engine='portable'",
     )
-
-
-def _first_where_equal(text: Text, operands: Sequence[str], width: int) -> str:
-    """Add the first operand where it is equal to the second, 0 elsewhere."""
-    first, second = (Floats(text, width, name) for name in operands)
-    return first.where("oeq", second, first, 0.0).name
 
 
 def _cast(plan: FunctionPlan, node: ir.Node) -> View:
@@ -510,7 +505,7 @@ TRANSLATIONS: Mapping[str, Callable[[FunctionPlan, ir.Node], View | list[View]]]
     "Clip": _clip,
     "Concat": _concat,
     "ConstantOfShape": _filled,
-    "Expand": _expand,
+    "Expand": lambda plan, node: plan.view(first_operand(node)).broadcast(plan.shape(node.outputs[0])),
     "Gather": _gather,
     "GatherElements": _gather_elements,
     **dict.fromkeys(("Flatten", "Reshape", "Squeeze", "Unsqueeze"), _view_in_shape),

@@ -171,11 +171,6 @@ def _keeps_padding(step: PathNode) -> str | None:
     return None if row is None else trained
 
 
-def _operands(step: PathNode) -> str | None:
-    a, b = (dims(x) for x in step.node.inputs)
-    return _broadcast(step, a, b)
-
-
 def _into_output(step: PathNode) -> str | None:
     target = dims(step.node.outputs[0])
     floats = [x for x in step.node.inputs if x is not None and is_float(x)]
@@ -232,7 +227,9 @@ _REDUCED = "axes keepdims noop_with_empty_axes"
 
 PROVEN: dict[str, Proven] = {
     **dict.fromkeys(_ALWAYS.split(), Supported(())),
-    **dict.fromkeys(("Add", "Div", "Mul", "Sub"), Supported((_operands,), inputs=2)),
+    **dict.fromkeys(
+        ("Add", "Div", "Mul", "Sub"), Supported((lambda p: _broadcast(p, *map(dims, p.node.inputs)),), inputs=2)
+    ),
     **dict.fromkeys(("Cos", "Erf", "Sqrt"), Supported((_SCALAR,))),
     **dict.fromkeys(("Flatten", "LogSoftmax", "Softmax"), Supported((), "axis")),
     "Gather": Supported((_keeps_padding,), "axis", inputs=2),

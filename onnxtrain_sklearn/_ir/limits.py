@@ -430,22 +430,15 @@ def _split_without_sizes(node: ir.Node) -> str | None:
     return "it has neither the input split nor the attribute num_outputs, one of which opset 18 demands"
 
 
-def _empty_kernel(node: ir.Node) -> str | None:
-    return "its kernel has no elements" if 0 in (dims(operand(node, 1)) or []) else None
-
-
-def _no_channels(node: ir.Node) -> str | None:
-    return "its input has no channels" if 0 in (dims(operand(node, 0)) or [])[1:2] else None
+def _not_empty(index: int, message: str, axes: slice = slice(None)) -> Callable[[ir.Node], str | None]:
+    """Return the rule that an operand has a size along some axes."""
+    return lambda node: message if 0 in (dims(operand(node, index)) or [])[axes] else None
 
 
 def _no_steps(node: ir.Node) -> str | None:
     """The kernels abort, that of GRU also in onnxruntime 1.31; that of LSTM returns zeros."""
     axis = node.attributes.get_int("layout", 0)
     return "its sequences have no steps" if 0 in (dims(operand(node, 0)) or [])[axis : axis + 1] else None
-
-
-def _empty_window(node: ir.Node) -> str | None:
-    return "its window has no elements" if 0 in (dims(operand(node, 2)) or []) else None
 
 
 def _block_ranks_differ(node: ir.Node) -> str | None:
@@ -481,14 +474,14 @@ def _constant_operand(node: ir.Node, index: int) -> np.ndarray | None:
 
 OPERAND_RULES: dict[str, Callable[[ir.Node], str | None]] = {
     "Col2Im": _block_ranks_differ,
-    "Conv": _empty_kernel,
-    "ConvTranspose": _empty_kernel,
+    "Conv": _not_empty(1, "its kernel has no elements"),
+    "ConvTranspose": _not_empty(1, "its kernel has no elements"),
     "GRU": lambda node: _weights_unlike_hidden_size(node) or _no_steps(node),
-    "LRN": _no_channels,
+    "LRN": _not_empty(0, "its input has no channels", slice(1, 2)),
     "LSTM": _weights_unlike_hidden_size,
     "MaxUnpool": _indices_beyond_output,
     "RNN": lambda node: _weights_unlike_hidden_size(node) or _no_steps(node),
     "RoiAlign": _indices_beyond_batch,
-    "STFT": _empty_window,
+    "STFT": _not_empty(2, "its window has no elements"),
     "Split": _split_without_sizes,
 }

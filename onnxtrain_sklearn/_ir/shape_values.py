@@ -123,29 +123,35 @@ def _object_array(items: Sequence[object]) -> np.ndarray:
     return array
 
 
-def _elementwise(function: Callable[..., object]) -> Callable[[ir.Node, Arrays], np.ndarray]:
-    """Return a rule that applies ``function`` to elements; the result is None if one of them is not a number."""
-
-    def one(*elements: object) -> object:
-        return None if any(e is None or isinstance(e, str) for e in elements) else function(*elements)
+def _by_element(function: Callable[..., object]) -> Callable[[ir.Node, Arrays], np.ndarray]:
+    """Return a rule that applies ``function`` to elements, broadcast as by the operator."""
 
     def apply(node: ir.Node, arrays: Arrays) -> np.ndarray:
         _require_short(*(a.shape for a in arrays))
-        return np.asarray(np.frompyfunc(one, len(arrays), 1)(*arrays), object)
+        return np.asarray(np.frompyfunc(function, len(arrays), 1)(*arrays), object)
 
     return apply
 
 
-def _evaluate_multiply(node: ir.Node, arrays: Arrays) -> np.ndarray:
+def _elementwise(function: Callable[..., object]) -> Callable[[ir.Node, Arrays], np.ndarray]:
+    """Return a rule that applies ``function`` to numbers; the result is None if an element is not a number."""
+
+    def one(*elements: object) -> object:
+        return None if any(e is None or isinstance(e, str) for e in elements) else function(*elements)
+
+    return _by_element(one)
+
+
+def _product_of_sizes(a: Dimension, b: Dimension) -> Dimension:
     """Multiply sizes; a name times one is that name."""
+    if isinstance(a, str) or isinstance(b, str):
+        return a if b == 1 else b if a == 1 else None
+    return None if a is None or b is None else a * b
 
-    def one(a: Dimension, b: Dimension) -> Dimension:
-        if isinstance(a, str) or isinstance(b, str):
-            return a if b == 1 else b if a == 1 else None
-        return None if a is None or b is None else a * b
 
-    _require_short(*(a.shape for a in arrays))
-    return np.asarray(np.frompyfunc(one, 2, 1)(*arrays), object)
+def _choice(condition: object, a: object, b: object) -> object:
+    """Select by a known condition; the other element may be unknown."""
+    return None if condition is None else a if condition else b
 
 
 def _quotient(a: int, b: int) -> int:
@@ -164,21 +170,9 @@ def _evaluate_gather(node: ir.Node, arrays: Arrays) -> np.ndarray:
     return np.asarray(np.take(arrays[0], arrays[1].astype(np.int64), axis=attribute(node, "axis", 0)), object)
 
 
-def _evaluate_concat(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    return np.asarray(np.concatenate(arrays, axis=attribute(node, "axis", 0)))
-
-
 def _constant_axes(node: ir.Node, arrays: Arrays) -> tuple[int, ...] | None:
     axes = arrays[1] if len(arrays) > 1 and arrays[1] is not None else attribute(node, "axes", None)
     return None if axes is None else tuple(int(a) for a in np.ravel(axes))
-
-
-def _evaluate_unsqueeze(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    return np.asarray(np.expand_dims(arrays[0], _constant_axes(node, arrays) or ()))
-
-
-def _evaluate_squeeze(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    return np.asarray(np.squeeze(arrays[0], _constant_axes(node, arrays)), object)
 
 
 def _evaluate_slice(node: ir.Node, arrays: Arrays) -> np.ndarray:
@@ -242,27 +236,13 @@ def _evaluate_cast(node: ir.Node, arrays: Arrays) -> np.ndarray:
     return _elementwise(bool if to is ir.DataType.BOOL else int)(node, arrays[:1])
 
 
-def _evaluate_transpose(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    return np.asarray(np.transpose(arrays[0], attribute(node, "perm", None)))
-
-
-def _evaluate_where(node: ir.Node, arrays: Arrays) -> np.ndarray:
-    """Select by a known condition; the other element may be unknown."""
-
-    def one(condition: object, a: object, b: object) -> object:
-        return None if condition is None else a if condition else b
-
-    _require_short(*(a.shape for a in arrays))
-    return np.asarray(np.frompyfunc(one, 3, 1)(*arrays), object)
-
-
 _EVALUATORS: dict[str, Callable[[ir.Node, Arrays], np.ndarray | None]] = {
     "Abs": _elementwise(abs),
     "Add": _elementwise(lambda a, b: a + b),
     "And": _elementwise(lambda a, b: bool(a and b)),
     "Cast": _evaluate_cast,
     "CastLike": _evaluate_cast,
-    "Concat": _evaluate_concat,
+    "Concat": lambda node, arrays: np.asarray(np.concatenate(arrays, axis=attribute(node, "axis", 0))),
     "Constant": _evaluate_identity,
     "ConstantOfShape": _evaluate_constant_of_shape,
     "Div": _elementwise(_quotient),
@@ -277,7 +257,7 @@ _EVALUATORS: dict[str, Callable[[ir.Node, Arrays], np.ndarray | None]] = {
     "Max": _elementwise(max),
     "Min": _elementwise(min),
     "Mod": _evaluate_remainder,
-    "Mul": _evaluate_multiply,
+    "Mul": _by_element(_product_of_sizes),
     "Neg": _elementwise(lambda a: -a),
     "Not": _elementwise(lambda a: not a),
     "Or": _elementwise(lambda a, b: bool(a or b)),
@@ -287,11 +267,11 @@ _EVALUATORS: dict[str, Callable[[ir.Node, Arrays], np.ndarray | None]] = {
     "Shape": _evaluate_shape,
     "Size": _evaluate_size,
     "Slice": _evaluate_slice,
-    "Squeeze": _evaluate_squeeze,
+    "Squeeze": lambda node, arrays: np.asarray(np.squeeze(arrays[0], _constant_axes(node, arrays)), object),
     "Sub": _elementwise(lambda a, b: a - b),
-    "Transpose": _evaluate_transpose,
-    "Unsqueeze": _evaluate_unsqueeze,
-    "Where": _evaluate_where,
+    "Transpose": lambda node, arrays: np.asarray(np.transpose(arrays[0], attribute(node, "perm", None))),
+    "Unsqueeze": lambda node, arrays: np.asarray(np.expand_dims(arrays[0], _constant_axes(node, arrays) or ())),
+    "Where": _by_element(_choice),
 }
 
 _FLOAT_ARITHMETIC: dict[str, Callable[[ir.Node, Arrays], np.ndarray]] = {

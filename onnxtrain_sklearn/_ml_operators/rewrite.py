@@ -20,7 +20,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from .._ir.edits import hold_as_constant, replace_value
-from .._ir.queries import reaching
+from .._ir.queries import is_read, reaching
 from .._ir.shapes import infer_over_declared
 from ..graph import GraphBuilder, Names, copy_type
 from . import kernel_methods, linear, preprocessing, trees
@@ -74,7 +74,7 @@ def rewrite(source: ir.Model, *, keep_decided: bool = False) -> Rewritten:
             node.outputs[-1].shape = node.outputs[-1].shape or ir.Shape([None, None])  # later rules need its rank
             continue
         rule = RULES.get((node.domain, node.op_type))
-        if rule is not None and any(_in_use(v) for v in node.outputs):
+        if rule is not None and any(is_read(v) for v in node.outputs):
             _replace(graph, node, rule, roles)
     graph.sort()
     common.IdentityEliminationPass()(model)
@@ -89,7 +89,7 @@ def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role
     stem = STEMS.get(node.op_type) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", node.op_type).lower()
     stem = Names(name.partition(".")[0] for name in graph.initializers).free(stem)
     thunks = rule(RewrittenNode(op, node, stem, roles))
-    used = [(old, thunk) for old, thunk in zip(node.outputs, thunks, strict=False) if _in_use(old)]
+    used = [(old, thunk) for old, thunk in zip(node.outputs, thunks, strict=False) if is_read(old)]
     if any(thunk is None for _, thunk in used) or len(thunks) < len(node.outputs):
         return
     for old, thunk in used:
@@ -101,10 +101,6 @@ def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role
         if declared:
             copy_type(new, old)
     graph.remove(node, safe=True)
-
-
-def _in_use(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
 
 
 # --- Constants in the formulas of converters ---

@@ -126,23 +126,19 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
 def _tree_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
-    forest = read_forest(r, "target", int(r.attribute("n_targets", 1)))
-    aggregate = str(r.attribute("aggregate_function", "SUM"))
-    return (lambda: _finished(r, _aggregated(r, forest, aggregate), forest.targets),)
+    if r.node.op_type == "TreeEnsemble":
+        forest, aggregate = read_forest_5(r), _AGGREGATES[int(r.attribute("aggregate_function", 1))]
+    else:
+        forest = read_forest(r, "target", int(r.attribute("n_targets", 1)))
+        aggregate = str(r.attribute("aggregate_function", "SUM"))
 
+    def predictions() -> ir.Value:
+        total, base = _aggregated(r, forest, aggregate), r.floats("base_values")
+        if base.size == forest.targets:  # otherwise onnxruntime does not use them
+            total = r.op.Add(total, r.parameter("base_values", base))
+        return linear.transformed(r, total) if forest.targets > 1 else linear.untransformed(r, total)
 
-def _tree_ensemble(r: RewrittenNode) -> Sequence[LazyValue]:
-    forest = read_forest_5(r)
-    aggregate = _AGGREGATES[int(r.attribute("aggregate_function", 1))]
-    return (lambda: _finished(r, _aggregated(r, forest, aggregate), forest.targets),)
-
-
-def _finished(r: RewrittenNode, total: ir.Value, targets: int) -> ir.Value:
-    """Add the base values, which onnxruntime uses only if there is one for each target."""
-    base = r.floats("base_values")
-    if base.size == targets:
-        total = r.op.Add(total, r.parameter("base_values", base))
-    return linear.transformed(r, total) if targets > 1 else linear.untransformed(r, total)
+    return (predictions,)
 
 
 def _tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
@@ -301,7 +297,7 @@ def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
 
 
 RULES: dict[tuple[str, str], RewriteRule] = {
-    ("ai.onnx.ml", "TreeEnsemble"): _tree_ensemble,
+    ("ai.onnx.ml", "TreeEnsemble"): _tree_regressor,
     ("ai.onnx.ml", "TreeEnsembleClassifier"): _tree_classifier,
     ("ai.onnx.ml", "TreeEnsembleRegressor"): _tree_regressor,
 }

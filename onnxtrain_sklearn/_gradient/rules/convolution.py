@@ -156,9 +156,13 @@ def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
     return w.with_total_padding(totals, upper=mode == "SAME_UPPER")
 
 
+def _pooling_windows(r: Reverse) -> Windows:
+    return windows_of(r, r.attribute("kernel_shape", []))
+
+
 def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
     """MaxPool returns the indices of the maxima; overlapping windows may repeat one."""
-    w = windows_of(r, r.attribute("kernel_shape", []))
+    w = _pooling_windows(r)
     if r.attribute("storage_order", 0):
         # The node's own indices are column-major; a second MaxPool returns row-major ones.
         settings = {name: a.value for name, a in r.node.attributes.items() if name != "storage_order"}
@@ -176,7 +180,7 @@ def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Gather at the indices. Runtimes count them in the output, whose shape must therefore be that of the windows."""
-    w = windows_of(r, r.attribute("kernel_shape", []))
+    w = _pooling_windows(r)
     if r.has(2):
         steps, sizes = spatial_sizes(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
         if any(w.covered(i, n) - w.begin[i] - w.end[i] != sizes[i] for i, n in enumerate(steps)):
@@ -185,7 +189,7 @@ def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _average_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    w = windows_of(r, r.attribute("kernel_shape", []))
+    w = _pooling_windows(r)
     padded = bool(r.attribute("count_include_pad", 0))
     if not r.attribute("ceil_mode", 0) and (padded or not any(w.begin + w.end)):
         share: Operand = 1 / float(np.prod(w.kernel))
@@ -210,11 +214,6 @@ def _spread_evenly(r: Reverse, share: ir.Value, w: Windows) -> ir.Value:
     rows = op.Reshape(share, _shape_with_lead(op, [-1, 1], _spatial_shape(op, r.y)))
     ones = op.constant(np.ones((1, 1, *w.kernel), op.dtype.numpy()))
     return reshape_to(op, _scatter_windows(r, rows, ones, w, 1), r.x())
-
-
-def _lp_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    w = windows_of(r, r.attribute("kernel_shape", []))
-    return [lambda: _lp_cotangent(r, lambda share: _spread_evenly(r, share, w))]
 
 
 def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Value:
@@ -259,7 +258,10 @@ RULES: dict[str, GradientRule] = {
     "GlobalAveragePool": Supported(_global_average_rule),
     "GlobalLpPool": Supported(lambda r: [lambda: _lp_cotangent(r, lambda share: share)], "p"),
     "GlobalMaxPool": Supported(_global_max_rule),
-    "LpPool": Supported(_lp_pool_rule, f"ceil_mode p {WINDOW}"),
+    "LpPool": Supported(
+        lambda r: [lambda: _lp_cotangent(r, lambda share: _spread_evenly(r, share, _pooling_windows(r)))],
+        f"ceil_mode p {WINDOW}",
+    ),
     "MaxPool": Supported(_max_pool_rule, f"ceil_mode storage_order {WINDOW}", outputs=2),
     "MaxUnpool": Supported(_max_unpool_rule, "kernel_shape pads strides", inputs=3),
 }

@@ -86,8 +86,7 @@ def _slice_rule(r: Reverse) -> Sequence[Thunk]:
     pads = _slice_pads(r)
     if pads is not None:
         return [lambda: r.op.Pad(r.g, np.array(pads, np.int64))]
-    rest = r.node.inputs[1:]
-    return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), *rest), r.x(), repeats=False)]
+    return _scattered_back(r, *r.node.inputs[1:], repeats=False)
 
 
 def _slice_pads(r: Reverse) -> list[int] | None:
@@ -114,8 +113,7 @@ def _pad_rule(r: Reverse) -> Sequence[Thunk | None]:
     op, pads = r.op, r.x(1)
     axes = [r.x(3)] if r.has(3) else []
     if r.attribute("mode", "constant") != "constant":
-        places = r.again(flat_index(op, r.x()), pads, None, *axes)
-        return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=True)]
+        return _scattered_back(r, pads, None, *axes, repeats=True)
     known = constant(pads)
     back = np.negative(known) if known is not None else op.Neg(pads)
     inner = op.Pad(r.g, back, None, *axes)
@@ -187,9 +185,9 @@ def _sizes_along(r: Reverse, axes: np.ndarray) -> list[object]:
     return [r.op.Gather(shape_of(r.op, r.x()), axes)] if len(axes) else []
 
 
-def _gather_nd_rule(r: Reverse) -> Sequence[Thunk]:
-    places = r.again(flat_index(r.op, r.x()), r.x(1))
-    return [lambda: scatter_flat(r, r.g, places, r.x(), repeats=True)]
+def _scattered_back(r: Reverse, *rest: ir.Value | None, repeats: bool) -> Sequence[Thunk]:
+    """Apply the operator to the flat positions of the elements, and scatter the cotangent to them."""
+    return [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), *rest), r.x(), repeats=repeats)]
 
 
 def _scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
@@ -292,18 +290,8 @@ def _unique_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: reshape_to(op, picked, r.x()) if axis is None else picked]
 
 
-def _top_k_rule(r: Reverse) -> Sequence[Thunk]:
-    axis = r.attribute("axis", -1)
-    places = r.further_output(1, ir.DataType.INT64, r.y.shape)
-    return [lambda: r.op.ScatterElements(zeros_like(r.op, r.x()), places, r.g, axis=axis)]
-
-
 RULES: dict[str, GradientRule] = {
-    "Compress": Supported(
-        lambda r: [lambda: scatter_flat(r, r.g, r.again(flat_index(r.op, r.x()), r.x(1)), r.x(), repeats=False)],
-        "axis",
-        inputs=2,
-    ),
+    "Compress": Supported(lambda r: _scattered_back(r, r.x(1), repeats=False), "axis", inputs=2),
     "Concat": Supported(_concat_rule, "axis", inputs=ANY),
     "DepthToSpace": Supported(_depth_to_space_rule, "blocksize mode=CRD|DCR"),
     "Expand": Supported(lambda r: [lambda: r.sum_to(r.g, 0)], inputs=2),
@@ -327,11 +315,23 @@ RULES: dict[str, GradientRule] = {
         "axis",
         inputs=2,
     ),
-    "GatherND": Supported(_gather_nd_rule, "batch_dims", inputs=2),
+    "GatherND": Supported(lambda r: _scattered_back(r, r.x(1), repeats=True), "batch_dims", inputs=2),
     "OneHot": Supported(_one_hot_rule, "axis", inputs=3),
     "ScatterElements": Supported(_scatter_rule, "axis reduction=add|max|min|mul|none", inputs=3),
     "ScatterND": Supported(_scatter_rule, "reduction=add|max|min|mul|none", inputs=3),
     "TensorScatter": Supported(_tensor_scatter_rule, "axis mode=circular|linear", inputs=3),
-    "TopK": Supported(_top_k_rule, "axis largest sorted", inputs=2, outputs=2),
+    "TopK": Supported(
+        lambda r: [
+            lambda: r.op.ScatterElements(
+                zeros_like(r.op, r.x()),
+                r.further_output(1, ir.DataType.INT64, r.y.shape),
+                r.g,
+                axis=r.attribute("axis", -1),
+            )
+        ],
+        "axis largest sorted",
+        inputs=2,
+        outputs=2,
+    ),
     "Unique": Supported(_unique_rule, "axis sorted", outputs=4),
 }

@@ -54,22 +54,6 @@ def _swish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) 
     return op.Mul(g, op.Add(s, op.Mul(op.Mul(y, alpha), op.Sub(1.0, s))))
 
 
-def _hard_swish(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    inside = op.Add(op.Mul(x, 1 / 3), 0.5)
-    return op.Mul(g, op.Where(op.Less(op.Abs(x), 3.0), inside, mask(op, op.Greater(x, 0.0))))
-
-
-def _hard_sigmoid(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    inside = mask(op, op.And(op.Greater(y, 0.0), op.Less(y, 1.0)))
-    return op.Mul(g, op.Mul(inside, r.attribute("alpha", 0.2)))
-
-
-def _sine(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Write the cosine as a sine: older runtimes have Sin for float64, but not Cos."""
-    double = op.dtype is ir.DataType.DOUBLE
-    return op.Mul(g, op.Sin(op.Add(x, pi / 2)) if double else op.Cos(x))
-
-
 def _selu_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     alpha, gamma = r.attribute("alpha", 1.67326319217681884765625), r.attribute("gamma", 1.05070102214813232421875)
     return op.Mul(g, op.Where(op.Greater(x, 0.0), gamma, op.Add(y, alpha * gamma)))
@@ -78,11 +62,6 @@ def _selu_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: i
 def _flat_at_zero(r: Reverse, found: ir.Value) -> ir.Value:
     """Return the gradient of a root; zero where a norm is zero, see :func:`~..path.is_norm`."""
     return r.op.Where(r.op.Equal(r.y, 0.0), 0.0, found) if is_norm(r.node, r.wanted) else found
-
-
-def _shrink(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    lambd = r.attribute("lambd", 0.5)
-    return op.Mul(g, mask(op, op.Or(op.Less(x, -lambd), op.Greater(x, lambd))))
 
 
 def _cast(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -111,8 +90,12 @@ COTANGENTS: dict[str, Cotangent] = {
     "Exp": lambda r, op, g, x, y: op.Mul(g, y),
     "Floor": lambda r, op, g, x, y: None,
     "Gelu": _gelu,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
+    "HardSigmoid": lambda r, op, g, x, y: op.Mul(
+        g, op.Mul(mask(op, op.And(op.Greater(y, 0.0), op.Less(y, 1.0))), r.attribute("alpha", 0.2))
+    ),
+    "HardSwish": lambda r, op, g, x, y: op.Mul(
+        g, op.Where(op.Less(op.Abs(x), 3.0), op.Add(op.Mul(x, 1 / 3), 0.5), mask(op, op.Greater(x, 0.0)))
+    ),
     "Identity": lambda r, op, g, x, y: g,
     "LeakyRelu": lambda r, op, g, x, y: op.Mul(g, op.Where(op.Greater(x, 0.0), 1.0, r.attribute("alpha", 0.01))),
     "Log": lambda r, op, g, x, y: op.Div(g, x),
@@ -123,10 +106,13 @@ COTANGENTS: dict[str, Cotangent] = {
     "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Cast(y, to=ir.DataType.BOOL))),
     "Round": lambda r, op, g, x, y: g if is_fake(r.node) else None,  # straight-through, or zero
     "Selu": _selu_cotangent,
-    "Shrink": _shrink,
+    "Shrink": lambda r, op, g, x, y: op.Mul(
+        g, mask(op, op.Or(op.Less(x, -r.attribute("lambd", 0.5)), op.Greater(x, r.attribute("lambd", 0.5))))
+    ),
     "Sigmoid": lambda r, op, g, x, y: op.Mul(g, op.Mul(y, op.Sub(1.0, y))),
     "Sign": lambda r, op, g, x, y: None,
-    "Sin": _sine,
+    # Older runtimes have Sin for float64, but not Cos.
+    "Sin": lambda r, op, g, x, y: op.Mul(g, op.Sin(op.Add(x, pi / 2)) if op.dtype is ir.DataType.DOUBLE else op.Cos(x)),
     "Sinh": lambda r, op, g, x, y: op.Mul(g, op.Cosh(x)),
     "Softplus": lambda r, op, g, x, y: op.Mul(g, op.Sigmoid(x)),
     "Softsign": lambda r, op, g, x, y: op.Div(g, op.Mul(*[op.Add(op.Abs(x), 1.0)] * 2)),
