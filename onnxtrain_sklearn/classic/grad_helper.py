@@ -133,7 +133,7 @@ def onnx_derivative(
     >>> [i.name for i in result.graph.input], [o.name for o in result.graph.output]
     (['X', 'W'], ['Y', 'W_grad'])
     """
-    _check_options(options, weights, loss, label, path_name)
+    _check_options(options, weights, loss, label, path_name)  # before the model is read, which may take long
     proto = checked(onx)
     model = load(proto)
     starts = _names(label)
@@ -392,6 +392,7 @@ def _total(
         total = term if dims(value) == [] else op.ReduceSum(term, keepdims=False)
         terms.append(total if value.dtype == dtype else op.Cast(total, to=dtype))
     total = reduce(op.Add, terms)
+    # A lone scalar output is the total itself: it keeps its own name, so a node has to compute the total.
     total = total if op.emitted(total) else op.Identity(total)
     total.name, total.dtype, total.shape = _TOTAL, dtype, ir.Shape([])
     return total

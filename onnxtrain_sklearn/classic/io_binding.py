@@ -57,7 +57,7 @@ class BoundArrays:
         value = runtime.unwrapped_value(ortvalue)
         if value is None:
             raise TypeError(f"expected an OrtValue, got {type(ortvalue).__name__}.")
-        self._kept.append(value)
+        self._kept.append(value)  # an array over its memory would not keep it
         _require_host(value.device_name())
         return _array_at("cpu", runtime.dtype_of(value.data_type()), value.shape(), value.data_ptr())
 
@@ -217,6 +217,7 @@ def _array_at(device_type: str, element_type: DTypeLike | None, shape: Sequence[
     """Return the array at an address in host memory."""
     _require_host(device_type)
     dtype: DType = np.dtype(element_type)
+    # The array does not own the memory: as with onnxruntime's own binding, the caller keeps it alive.
     size = int(np.prod(shape)) * dtype.itemsize
     memory: Any = (ctypes.c_char * size).from_address(address)
     return np.frombuffer(memory, dtype).reshape(tuple(shape))

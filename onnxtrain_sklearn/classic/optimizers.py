@@ -136,6 +136,7 @@ def _moving_average(op: GraphBuilder, old: ir.Value, new: ir.Value, share: float
 
 def _trust_ratio(op: GraphBuilder, w: ir.Value, direction: ir.Value, settings: Mapping[str, float]) -> ir.Value:
     """Emit the norm of the weight divided by that of the step; 1 if one of the norms is zero."""
+    # The flags keep the division from being 0 / 0, and put 1 in place of a ratio that lacks a norm.
     norms = [op.Sqrt(op.ReduceSumSquare(x, keepdims=False)) for x in (w, direction)]
     nonzero = [op.Cast(op.Cast(x, to=ir.DataType.BOOL), to=op.dtype) for x in norms]
     both = op.Mul(*nonzero)

@@ -517,6 +517,7 @@ class OrtGradientForwardBackwardFunction:
             given[i] = _of_shape(_of_type(given[i], cls._types[name], name), shape, name, device)
         grads = self.input_to_ort(given, [device] * len(given), cls._debug)
         results = _fetches(backward_outputs_cache, len(cls._bw_fetches_names), "backward_outputs_cache")
+        # The arguments are valid: from here on the pass counts as done, also if it fails.
         self.saved_tensors_ = waiting.saved
         del self._pending[pending]
         with refusing("The backward pass failed"):

@@ -132,6 +132,7 @@ class TrainingSession:
                 raise ModelError(f"The graph has no input {name!r}.{hint}")
         gradients = [f"{name}_grad" for name in self._state.weights] if rate is not None else []
         wanted = list(dict.fromkeys([*names, *gradients]))
+        # The weights are inputs, not initializers, so that a step needs no new session.
         with refusing("The graph does not run on the data"):
             values = self._session.run(wanted, {**feed, **self._state.weights}, run_options)
         found = dict(zip(wanted, values, strict=True))
@@ -553,6 +554,7 @@ def _gradients(model: ir.Model, names: Sequence[str], loss: str, scale: float, e
     outputs = [v.name or "" for v in model.graph.outputs]
     if not scale:
         return vjp_graph(model, outputs, names, engine, seeded=(), ones=[loss])
+    # Differentiate a further output, the scaled loss, and divide the gradients: a run returns the loss unscaled.
     source = model.clone()
     value = next(v for v in source.graph.outputs if v.name == loss)
     op = GraphBuilder(source.graph, dtype=value.dtype or ir.DataType.FLOAT, prefix="loss_scale")

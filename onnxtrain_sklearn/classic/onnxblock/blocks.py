@@ -249,6 +249,7 @@ class _Reduction(Block):
     def _of_rows(self, name: str) -> str:
         """Reduce within each row, because an estimator weights the rows."""
         rows = emit("Flatten", [name], axis=1)
+        # The axes moved from an attribute to an input, of ReduceSum five opsets earlier than of the others.
         opset = next(o.version for o in self.base.opset_import if not o.domain)
         if opset < (18 if self.op_type == "ReduceMean" else 13):
             return emit(self.op_type, [rows], keepdims=1, axes=[1])
@@ -319,6 +320,7 @@ class ReduceAllL2(Block):
 
     def build(self, *reduce_node_input_names: str) -> str:
         output = emit("ReduceAllL2", reduce_node_input_names, domain="com.microsoft")
+        # ONNX's inference does not know the operator.
         info = onnx.helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, [1])
         self.base.graph.value_info.append(info)
         return output
@@ -441,6 +443,7 @@ class Linear(Block):
         self._factors: dict[str, Any] = {"alpha": alpha, "beta": beta}
 
     def build(self, linear_input_name: str) -> str:
+        # The interface has no seed: the global generator is the one that a user can seed.
         arrays = [np.random.randn(*shape).astype(np.float32) for shape in self._shapes]  # noqa: NPY002
         tokens = ("linear.weight", "linear.bias")
         weights = [initializer(array, token) for array, token in zip(arrays, tokens, strict=False)]
@@ -514,6 +517,7 @@ class BlockLoss(Loss):
             raise ModelError(f"A block needs outputs of a known number of columns, got shape {shape}.")
         widths = self.widths or (width,)
         rows, result = self._built(op.opset, widths, by_rows=True)
+        # No rule tells from the graph whether it is a mean over rows: try it on random numbers.
         self._require_mean(op.opset, widths)
         starts = np.cumsum([0, *widths])
         parts = [_block_columns(op, scores, a, b, width) for a, b in pairwise(starts)]
@@ -536,6 +540,7 @@ class BlockLoss(Loss):
         with entered(ModelAccessor(model, by_rows=by_rows)):
             found = self.block(*(value.name for value in values))
         name = found[0] if isinstance(found, tuple) else found
+        # The softmax of a single score is 1: its loss is zero for all weights.
         for node in model.graph.node:
             if node.op_type == "SoftmaxCrossEntropyLoss" and len(widths) == 1 == widths[0]:
                 raise ModelError("CrossEntropyLoss needs a score for each class; for one score take BCEWithLogitsLoss.")
@@ -563,6 +568,7 @@ class BlockLoss(Loss):
 
 def _random_block_inputs(value: onnx.ValueInfoProto, widths: Sequence[int]) -> np.ndarray:
     """Return numbers for an input of the trial: labels, or probabilities, which are valid scores and targets."""
+    # Both graphs of the trial get the same numbers.
     rng = np.random.default_rng(len(value.name))
     tensor = value.type.tensor_type
     shape = [_ROWS, *(d.dim_value or 1 for d in tensor.shape.dim[1:])]
@@ -584,6 +590,7 @@ def _block_targets(
     shape = op.shape(y)
     total = int(str(shape[1])) if shape is not None else 0
     floats = [value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for value in inputs]
+    # Labels are a column of indices, or one-hot rows if y has as many columns as the outputs.
     sizes = [
         n if is_float or total == sum(widths) else 1
         for n, is_float in zip([*widths, *[1] * len(inputs)], floats, strict=False)
@@ -661,6 +668,7 @@ class ModelAccessor:
         taken = {name for node in graph.node for name in (node.name, *node.input, *node.output)}
         taken |= {value.name for value in (*graph.input, *graph.initializer)}
         while True:
+            # The form of the names in the original's files: "onnx::loss::1".
             self._count += 1
             if (found := f"onnx::{token}::{self._count}") not in taken:
                 return found
@@ -720,14 +728,10 @@ def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = Non
             f"base needs an onnx.ModelProto to build on, got {type(model).__name__}; empty_base() starts from nothing."
         )
     path = None if model_path is None else os.fspath(model_path)
-    copy = onnx.ModelProto()
-    copy.CopyFrom(read(path) if path is not None and _has_external_data(model) else model)
+    outside = path is not None and any(tensor.external_data for tensor in model.graph.initializer)
+    copy: onnx.ModelProto = read(path) if path is not None and outside else deepcopy(model)
     with entered(ModelAccessor(copy, path)) as accessor:
         yield accessor
-
-
-def _has_external_data(model: onnx.ModelProto) -> bool:
-    return any(tensor.external_data for tensor in model.graph.initializer)
 
 
 @contextmanager

@@ -134,14 +134,14 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ModelError
         The file is not a checkpoint, or is a nominal one, which holds no values.
     """
-    content = content_of(path, most=LARGEST_MESSAGE, first=_require_identifier)
+
+    def require_identifier(file: BinaryIO, size: int) -> None:
+        if file.read(8)[4:] != IDENTIFIER:
+            raise ModelError(f"{file.name!r} is not a checkpoint of onnxruntime-training.")
+
+    content = content_of(path, most=LARGEST_MESSAGE, first=require_identifier)
     with refusing(f"The checkpoint {os.fspath(path)!r} cannot be read"):
         return _read(content)
-
-
-def _require_identifier(file: BinaryIO, size: int) -> None:
-    if file.read(8)[4:] != IDENTIFIER:
-        raise ModelError(f"{file.name!r} is not a checkpoint of onnxruntime-training.")
 
 
 def _read(content: bytes) -> Checkpoint:
@@ -300,7 +300,7 @@ def _pack(builder: flatbuffers.Builder, name: str, array: np.ndarray, *, nominal
     content = b"" if nominal else np.ascontiguousarray(array).tobytes()
     text, raw = builder.CreateString(name), builder.CreateByteVector(content)
     builder.StartVector(8, array.ndim, 8)
-    for size in reversed(array.shape):
+    for size in reversed(array.shape):  # a FlatBuffer is written from its end
         builder.PrependInt64(size)
     dims = builder.EndVector()
     builder.StartObject(7)

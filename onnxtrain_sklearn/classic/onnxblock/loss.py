@@ -85,6 +85,7 @@ class CrossEntropyLoss(blocks.Block):
         weights = [] if self._weight is None else [blocks.initializer(np.asarray(self._weight), "celoss.weight")]
         names = [scores_input_name, labels_name, *weights]
         attributes: dict[str, Any] = {} if self._ignore_index is None else {"ignore_index": self._ignore_index}
+        # onnxruntime-training's builder needs the second output, which nothing else reads.
         outputs = [current_accessor().name("loss"), current_accessor().name("log_prob")]
         by_rows = current_accessor().by_rows and self._reduction == "mean"
         reduction = "none" if by_rows else self._reduction
@@ -122,6 +123,7 @@ class BCEWithLogitsLoss(blocks.Block):
     def build(self, loss_input_name: str, target_name: str = "target") -> Any:
         """Return the name of the loss of ``loss_input_name``, an output of the graph, for a target like it."""
         target = _target_input(loss_input_name, target_name)
+        # Two constants of one, as in the original: the graphs are to be equal node for node.
         one, other = (blocks.single(1.0, "bceloss.sub_ones") for _ in range(2))
         probability = self._sigmoid(loss_input_name)
         positive = self._mul(self._log(probability), target)

@@ -122,7 +122,7 @@ class TrainingBlock(blocks.Block):
         evaluation = deepcopy(model)
         for node in evaluation.graph.node:
             if node.op_type == "Dropout" and len(node.input) > 2:
-                node.input[2] = ""
+                node.input[2] = ""  # without the input for its mode, it is in inference mode
             if node.op_type == "BatchNormalization":
                 for one in node.attribute:
                     one.i = 0 if one.name == "training_mode" else one.i
@@ -204,6 +204,7 @@ def accumulate(model: onnx.ModelProto, wanted: Collection[str]) -> None:
         value.name = buffer
         outputs.append(onnx.helper.make_tensor_value_info(flag, onnx.TensorProto.BOOL, [1]))
     graph.input.append(onnx.helper.make_tensor_value_info(RESET, onnx.TensorProto.BOOL, [1]))
+    # Copies: the messages of a protobuf list end with the list.
     kept = [onnx.ValueInfoProto.FromString(output.SerializeToString()) for output in outputs]
     del graph.output[:]
     graph.output.extend(kept)
@@ -261,8 +262,7 @@ def set_outputs(model: onnx.ModelProto, names: str | Sequence[str]) -> list[str]
             raise blocks.UnknownValueError(
                 f"The graph has no value {name!r}, or its type is not known.{nearest(str(name), known)}"
             )
-        outputs.append(onnx.ValueInfoProto())
-        outputs[-1].CopyFrom(known[name])
+        outputs.append(deepcopy(known[name]))
     del graph.output[:]
     graph.output.extend(outputs)
     return chosen
