@@ -72,8 +72,8 @@ def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
     onnxruntime writes omitted results too: where one has no name, it refuses the graph, or crashes when it runs.
     """
 
-    def leaves_out(node: onnx.NodeProto) -> bool:
-        return node.op_type in ("If", "Loop", "Scan") and "" in node.output
+    def leaves_out(node: Any) -> bool:
+        return bool(node.op_type in ("If", "Loop", "Scan") and "" in node.output)
 
     if not any(leaves_out(node) for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         return proto
