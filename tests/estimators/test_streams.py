@@ -25,7 +25,8 @@ from onnxtrain_sklearn import (
     callbacks,
 )
 from onnxtrain_sklearn._estimators import streams
-from tests.helpers.environment import each_engine
+from tests.helpers.environment import OWN_MEMORY, each_engine
+from tests.helpers.observed import trained_on_device
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -344,6 +345,18 @@ def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(tmp_path):
         classifier(max_iter=5, callbacks=[saved, Failure()]).fit(rows)
     found = classifier(max_iter=5, callbacks=[callbacks.Checkpoint(tmp_path / "saved")]).fit(rows)
     assert same_bits(found, expected)
+
+
+def test_device_with_memory_of_its_own_trains_on_a_stream(monkeypatch, tmp_path):
+    path = write(tmp_path / "table.parquet", *labels())
+    rows = RowBlocks(path, "y", buffer_rows=200, prefetch=1)
+    expected = classifier(batch_size=32).fit(rows)
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    found = classifier(batch_size=32).fit(rows)
+    assert trained_on_device(found)
+    for name, array in expected.weights_.items():
+        np.testing.assert_allclose(found.weights_[name], array, rtol=1e-4, atol=1e-6)
+    assert found.t_ == expected.t_
 
 
 @pytest.mark.parametrize("weighted", [False, True])
