@@ -20,6 +20,8 @@
 #                        picture of docs/performance.md; THREADS="1 2"
 #   make bench-web       CPU microseconds a step of training graphs in Python, Node and WebAssembly beside TensorFlow.js
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
+#   make bench-scale     rows a second and peak memory of fits to tables of up to ten million rows in files, with the
+#                        picture of the guide
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
 #                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
 #                        own, TABLES="vehicle wage" SPLITS=1 for a part, ORIGINALS= without pytabkit and PyTorch
@@ -66,7 +68,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-tabular coverage docs docs-links clean test-web
+.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -136,6 +138,9 @@ build/peers/.installed: $(STAMP)
 bench-networks: build/networks/.installed
 	OMP_NUM_THREADS=1 build/networks/bin/python benchmarks/networks.py $(if $(NETWORKS),--only $(NETWORKS))
 	build/networks/bin/python benchmarks/networks_report.py
+
+bench-scale: $(STAMP)
+	$(BIN)/python benchmarks/scale.py --results benchmarks/scale_results.json --picture docs/scale.png
 
 # torchvision is built for one release of PyTorch.
 build/networks/.installed: $(STAMP)

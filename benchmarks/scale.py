@@ -1,10 +1,10 @@
 """Rows a second and peak memory of fits to tables in files, by source and by size.
 
-Each fit runs in a process of its own, on one thread, so that its peak memory is its own. Three epochs of a small network
-on a generated table of 30 columns of float32; the buffer holds 500,000 rows. Sources are compared on the smallest table,
-memory on all of them. ``allowed`` is the memory of the imports, 6 times the buffer and 150 MiB. ``reading`` passes over
-the blocks without training, ``arrays`` trains on rows in memory: a stream should take at most 1.3 times the CPU time of
-both. With ``--picture FILE`` memory and time over rows are drawn.
+Each fit runs in a process of its own, on one thread, so that its peak memory is its own: three epochs of a small
+network on a generated table of 30 columns of float32, with a buffer of 500,000 rows. Sources are compared on the
+smallest table, memory on all of them. ``allowed`` is the memory of the imports, six times the buffer and 150 MiB.
+``reading`` passes over the blocks without training, ``arrays`` trains on rows in memory: a stream should take at most
+1.3 times the CPU time of both. ``--picture FILE`` draws memory and time over rows.
 
 python benchmarks/scale.py [--rows 1 5 10] [--folder build/scale] [--results FILE] [--picture FILE]
 """
@@ -117,8 +117,11 @@ def measure(kind: str, path: Path, engine: str) -> dict[str, Any]:
         table = ds.dataset(path).to_table()
         X, y = table.select(NAMES).to_pandas().to_numpy("float32"), table["y"].to_numpy()
         del table
-        work: Callable[[], Any] = lambda: network(engine=engine).fit(X, y)
         rows = len(y)
+
+        def work() -> Any:
+            return network(engine=engine).fit(X, y)
+
     elif kind == "reading":
         source = RowBlocks(path, "y", buffer_rows=BUFFER)
         rows = sum(source.sizes)
@@ -131,7 +134,9 @@ def measure(kind: str, path: Path, engine: str) -> dict[str, Any]:
         source = SOURCES[kind](path)
         with RowBlocks(path, "y", buffer_rows=BUFFER) as counted:
             rows = sum(counted.sizes)
-        work = lambda: network(engine=engine).fit(RowBlocks(source, "y", buffer_rows=BUFFER))
+
+        def work() -> Any:
+            return network(engine=engine).fit(RowBlocks(source, "y", buffer_rows=BUFFER))
 
     began, cpu = time.perf_counter(), time.process_time()
     fitted = work()
@@ -206,7 +211,9 @@ def main() -> None:
         print(json.dumps(measure(given.one, given.folder, given.engine)))
         return
 
-    print("| source, engine | rows | time | rows a second | rows a CPU second | peak memory |\n|---|---|---|---|---|---|")
+    print(
+        "| source, engine | rows | time | rows a second | rows a CPU second | peak memory |\n|---|---|---|---|---|---|"
+    )
     found = []
     counts = sorted(int(count * 1e6) for count in given.rows)
     smallest = write(given.folder, counts[0])

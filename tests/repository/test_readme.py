@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS = {"spark.md": "pyspark"}
+"""The package without which a page is skipped."""
 
 
 def blocks(page: Path) -> list[tuple[int, str]]:
@@ -37,8 +39,11 @@ def wording(text: str) -> tuple[list[str], list[float]]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_code_runs(page, tmp_path, monkeypatch, capsys):
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name])
     monkeypatch.chdir(tmp_path)
     namespace, shown = {"__name__": page.stem}, printed(page)
     for line, code in blocks(page):
