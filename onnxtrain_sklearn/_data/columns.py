@@ -359,7 +359,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
             f"column itself."
         )
     if is_source(data) or holds_blocks(data):
-        takers = f", which only {_READERS} take, fit with the name of the target column as y"
+        takers = f", which only {_READERS} take, with the name of the target column as y"
         raise TypeError(
             f"{name} is a {kind.__name__}, a table to be read in blocks{takers if name == 'X' else ''}. Give its rows, "
             f"such as {'pandas.read_parquet(...)' if found is None else fetched}."
@@ -369,7 +369,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
         raise TypeError(f"{name} is a {kind.__name__}, which holds no rows yet. Give {fetched}.")
 
 
-_READERS = "OrtGradientClassifier and OrtGradientRegressor"
+_READERS = "OrtGradientClassifier, OrtGradientRegressor and, in fit, the RealMLP and TabM estimators"
 
 
 def as_frame(X: object) -> Any:
@@ -615,14 +615,14 @@ def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
     )
 
 
-def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> None:
-    """Warn if ``data`` are integers and the float type ``dtype`` changes one of them."""
+def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> bool:
+    """Warn if ``data`` are integers and the float type ``dtype`` changes one of them; return True after a warning."""
     values = data.data if sp.issparse(data) else np.asarray(data)
     if dtype.kind != "f" or values.dtype.kind not in "iu" or not values.size:
-        return
+        return False
     limit = 2 ** (int(np.finfo(str(dtype)).nmant) + 1)
     if -limit <= int(values.min()) and int(values.max()) <= limit:
-        return
+        return False
     with np.errstate(invalid="ignore"):
         changed = np.argwhere(values.astype(dtype).astype(values.dtype) != values)
     if len(changed):
@@ -635,6 +635,7 @@ def warn_of_rounding(data: ArrayLike | SparseLike, dtype: DType, name: str) -> N
             OnnxTrainWarning,
             stacklevel=2,
         )
+    return bool(len(changed))
 
 
 def warn_of_rounded_columns(X: MatrixLike, array: ArrayLike | SparseLike, dtype: DType) -> None:

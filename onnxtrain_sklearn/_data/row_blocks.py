@@ -148,7 +148,7 @@ class RowBlocks:
         raise TypeError(
             f"{self!r} is read in blocks and cannot be converted to an array: searches, cross-validation and the other "
             f"steps of a pipeline take rows in memory, such as pandas.read_parquet(...). Without them, "
-            f"OrtGradientClassifier and OrtGradientRegressor fit to it."
+            f"the OrtGradient, RealMLP and TabM estimators fit to it."
         )
 
     def close(self) -> None:
@@ -171,6 +171,12 @@ class RowBlocks:
     def feature_names(self) -> list[str]:
         """Names of the columns of X, in order."""
         return self._open().features
+
+    @property
+    def categorical_names(self) -> list[str]:
+        """Names of the columns of X that the source declares as categories, numbers among them."""
+        opened = self._open()
+        return [name for name in opened.features if name in opened.categorical]
 
     @property
     def sizes(self) -> list[int]:
@@ -244,11 +250,15 @@ class _Block(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """The blocks of a source, the names of its features, and what removes its copy, if there is one."""
+    """The blocks of a source, the names of its features, and what removes its copy, if there is one.
+
+    ``categorical`` are the names of columns that are declared as categories, of any type.
+    """
 
     blocks: list[_Block]
     features: list[str]
     remove: Callable[[], object] | None
+    categorical: frozenset[str] = frozenset()
 
 
 def _opened(rows: RowBlocks) -> _Opened:
@@ -264,7 +274,7 @@ def _opened(rows: RowBlocks) -> _Opened:
                 number, n_rows = one.row_groups[0].id, one.row_groups[0].num_rows
                 read = _reader(one, schema, stamps.get(one.path))
                 blocks.append(_Block(n_rows, f"Row group {number} of {one.path}", read))
-            return _Opened(blocks, features, None)
+            return _Opened(blocks, features, None, _declared(schema))
     tables = (table for _, table in pieces(dataset, rows.columns, others, size))
     return _copied(rows, tables)
 
@@ -638,10 +648,11 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
     remove = weakref.finalize(rows, shutil.rmtree, folder, ignore_errors=True)
     path = os.path.join(folder, "rows.arrow")
     counts: list[int] = []
-    features: list[str] = []
+    features, declared = list[str](), frozenset[str]()
     writer, waiting, count = None, [], 0
     try:
         for table in tables:
+            declared |= _declared(table.schema)
             if writer is None:
                 features = table.column_names[: table.num_columns - len(_others(rows))]
                 writer = pa.ipc.new_file(path, table.schema)
@@ -679,15 +690,32 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
         return read
 
     blocks = [_Block(n, f"Block {i} of {source}", reader(i)) for i, n in enumerate(counts)]
-    return _Opened(blocks, features, remove)
+    return _Opened(blocks, features, remove, declared)
+
+
+MARK = {b"onnxtrain_sklearn": b"categories"}
+"""Metadata of a column whose type was that of categories."""
+
+
+def _declared(schema: Any) -> frozenset[str]:
+    """Return the names of columns whose type is, or was, that of categories."""
+    import pyarrow as pa
+
+    return frozenset(one.name for one in schema if pa.types.is_dictionary(one.type) or one.metadata == MARK)
 
 
 def _without_dictionaries(batch: Any) -> Any:
     """Return a batch with the values of categories: files and tables hold one dictionary for all their batches."""
     import pyarrow as pa
 
-    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    columns, fields = [], []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if pa.types.is_dictionary(field.type):
+            column = column.dictionary_decode()
+            field = pa.field(field.name, column.type, metadata=MARK)
+        columns.append(column)
+        fields.append(field)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ the scale and the range of numeric targets. :meth:`Stream.batches` makes the min
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -136,8 +136,8 @@ class Stream:
             return convert(X)
         except (ValueError, TypeError):
             for i in self.trained:
-                with _named(self.source, i):
-                    convert(_parts(self.source, i)[0])
+                with named_block(self.source, i):
+                    convert(block_parts(self.source, i)[0])
             raise
 
 
@@ -159,8 +159,8 @@ class _GraphBlocks:
 
     def block(self, i: int) -> Block:
         state, number = self._state, self._stream.trained[i]
-        with _named(self._stream.source, number):
-            X, y, sample_weight = _parts(self._stream.source, number)
+        with named_block(self._stream.source, number):
+            X, y, sample_weight = block_parts(self._stream.source, number)
             columns = self._matrix(X)
             if columns is None:
                 columns = graph_inputs(self._estimator, X, state.source.inputs, state.fitted, reset=False)
@@ -206,22 +206,29 @@ class _GraphBlocks:
 
 def opened(estimator: Any, call: Call) -> Call:
     """Return the call with its source as an object of blocks; a source that is opened here is closed with the call."""
-    X, y = call.X, call.y
-    takes_source = not isinstance(estimator.loss, Mapping)
-    if not (takes_source and (holds_blocks(X) or is_source(X, y))):
-        given = {"X": X, "y": y, "sample_weight": call.sample_weight}
-        for name, data in (("val", call.validation), ("old", call.old)):
-            given |= {} if data is None else {f"{one}_{name}": part for one, part in zip(given, data, strict=False)}
-        for name, part in given.items():
-            require_in_memory(part, name)
-        return call
+    if not isinstance(estimator.loss, Mapping):  # several outputs take arrays
+        source = opened_source(call.X, call.y, call.sample_weight, call.resources)
+        if source is not None:
+            return replace(call, blocks=source)
+    given = {"X": call.X, "y": call.y, "sample_weight": call.sample_weight}
+    for name, data in (("val", call.validation), ("old", call.old)):
+        given |= {} if data is None else {f"{one}_{name}": part for one, part in zip(given, data, strict=False)}
+    for name, part in given.items():
+        require_in_memory(part, name)
+    return call
+
+
+def opened_source(X: Any, y: Any, sample_weight: Any, resources: ExitStack) -> Any:
+    """Return a table to be read in blocks, which ``resources`` closes if it is opened here; None for other data."""
     if holds_blocks(X):
-        _require_alone(X, y, call.sample_weight)
-        return replace(call, blocks=X)
-    target, sample_weight = _named_columns(y, call.sample_weight)
+        _require_alone(X, y, sample_weight)
+        return X
+    if not is_source(X, y):
+        return None
+    target, sample_weight = _named_columns(y, sample_weight)
     rows = RowBlocks(X, target, sample_weight=sample_weight)
-    call.resources.callback(rows.close)
-    return replace(call, blocks=rows)
+    resources.callback(rows.close)
+    return rows
 
 
 def _require_alone(X: Any, y: Any, sample_weight: Any) -> None:
@@ -239,6 +246,22 @@ def _named_columns(y: Any, sample_weight: Any) -> tuple[str | list[str], str | N
     return y if isinstance(y, str) else list(names), sample_weight
 
 
+def sizes_of_blocks(source: Any) -> list[int]:
+    """Return the rows of each block."""
+    sizes = getattr(source, "sizes", None)
+    sizes = [len(block_parts(source, i)[1]) for i in range(len(source))] if sizes is None else list(sizes)
+    if not sum(sizes):
+        raise ValueError("The source has no rows.")
+    return sizes
+
+
+def rows_in_buffer(source: Any, sizes: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray | None] | None:
+    """Return X, y and weights of all rows if the buffer of a source holds them, else None."""
+    if sum(sizes) > int(getattr(source, "buffer_rows", 500_000)):
+        return None
+    return joined_parts([block_parts(source, i) for i, size in enumerate(sizes) if size])
+
+
 def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedState | None) -> Call:
     """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
     source = call.blocks
@@ -246,23 +269,19 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
         return call
     task: OutputTask = estimator._task()
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
-    sizes = getattr(source, "sizes", None)
-    if sizes is None:
-        sizes = [len(_parts(source, i)[1]) for i in range(len(source))]
+    sizes = sizes_of_blocks(source)
     every = list(range(len(sizes)))
     fraction = getattr(source, "validation_fraction", None)
-    if not sum(sizes):
-        raise ValueError("The source has no rows.")
-    if sum(sizes) <= buffer_rows:
-        X, y, sample_weight = _joined([_parts(source, i) for i in every if sizes[i]])
+    if (whole := rows_in_buffer(source, sizes)) is not None:
+        X, y, sample_weight = whole
         return replace(call, X=X, y=y, sample_weight=sample_weight, validation_fraction=fraction)
     _require_passes(estimator, call, config)
 
-    read = getattr(source, "targets", None) or (lambda i: _parts(source, i)[1:])
+    read = getattr(source, "targets", None) or (lambda i: block_parts(source, i)[1:])
     filled = [i for i in every if sizes[i]]
 
     # Draw the blocks to hold out, before any targets are read. Blocks whose rows all have weight zero are passed over.
-    rng = generator_of(estimator, lambda: _bytes_of(source, sizes)) if old is None else old.rng
+    rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if old is None else old.rng
     held_out: list[int] = []
     if config.loop.early_stopping and call.validation is None and not call.one_epoch:
         share = float(estimator.validation_fraction if fraction is None else fraction)
@@ -273,7 +292,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
                 f"give X_val and y_val."
             )
         for place in rng.permutation(len(filled)).tolist():
-            with _named(source, filled[place]):
+            with named_block(source, filled[place]):
                 if len(held_out) < count and _counted(task, *read(filled[place])).any():
                     held_out.append(filled[place])
         held_out.sort()
@@ -283,7 +302,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
     known, apart = call.classes if old is None else old.decoding.classes, set(held_out)
     for i in filled:
-        with _named(source, i):
+        with named_block(source, i):
             y, weights = read(i)
             rows = int(np.count_nonzero(_counted(task, y, weights)))
             trains = rows > 0 and i not in apart
@@ -294,11 +313,11 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     if not stream.n_rows:
         raise ValueError("All rows to train on have weight zero.")
     if task.classifies:
-        stream.keys = [_mean_place(own, stream.labels[0].labels) for own in own_labels]
+        stream.keys = [mean_place(own, stream.labels[0].labels) for own in own_labels]
     validation = call.validation
     if held_out:
-        validation = _sample(source, task, held_out, sizes, buffer_rows)
-    X, y, sample_weight = _sample(source, task, stream.trained, sizes, SAMPLE_ROWS)
+        validation = sample_of_blocks(source, task, held_out, sizes, buffer_rows)
+    X, y, sample_weight = sample_of_blocks(source, task, stream.trained, sizes, SAMPLE_ROWS)
     return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
 
 
@@ -380,13 +399,13 @@ def _counted(task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) 
     return counted
 
 
-def _mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
+def mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
     """Return the mean place of the labels of a block among all labels."""
     places = np.searchsorted(labels, counts.labels)
     return float(np.average(places, weights=counts.totals)) if counts.totals.any() else 0.0
 
 
-def _sample(
+def sample_of_blocks(
     source: Any, task: OutputTask, blocks: Sequence[int], sizes: Sequence[int], most: int
 ) -> tuple[Any, Any, Any]:
     """Return up to about ``most`` rows that count, evenly spaced in evenly spaced blocks; all rows if no more."""
@@ -398,16 +417,16 @@ def _sample(
     stride = max(1, -(-total // most))
     parts = []
     for i in blocks:
-        X, y, weights = _parts(source, i)
+        X, y, weights = block_parts(source, i)
         if stride > 1:
             rows = np.flatnonzero(_counted(task, y, weights))[::stride]
             X, y = _taken(X, rows), np.asarray(y)[rows]
             weights = None if weights is None else np.asarray(weights)[rows]
         parts.append((X, y, weights))
-    return _joined(parts)
+    return joined_parts(parts)
 
 
-def _parts(source: Any, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
+def block_parts(source: Any, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
     """Return X, y and weights of a block."""
     block = source.block(i)
     if not isinstance(block, tuple) or len(block) not in (2, 3):
@@ -427,7 +446,7 @@ def _taken(X: Any, rows: np.ndarray) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else np.asarray(X)[rows]
 
 
-def _joined(parts: Sequence[tuple[Any, np.ndarray, np.ndarray | None]]) -> tuple[Any, Any, Any]:
+def joined_parts(parts: Sequence[tuple[Any, np.ndarray, np.ndarray | None]]) -> tuple[Any, Any, Any]:
     """Return the rows of several blocks as one."""
     weights = None
     if any(own is not None for _, _, own in parts):
@@ -454,16 +473,16 @@ def _rows_of(parts: Sequence[Any]) -> Any:
     return np.concatenate([np.asarray(one) for one in parts])
 
 
-def _bytes_of(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
+def bytes_of_blocks(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
     """Yield what tells one source from another: the sizes of its blocks, and the targets of all of them."""
     yield repr(list(sizes)).encode()
     for i in range(len(sizes)):
-        X, y, weights = _parts(source, i)
+        X, y, weights = block_parts(source, i)
         yield digest([repr(X) if hasattr(X, "column_names") else X, y, weights])
 
 
 @contextmanager
-def _named(source: Any, i: int) -> Iterator[None]:
+def named_block(source: Any, i: int) -> Iterator[None]:
     """Name the block in errors."""
     with _named_place(_place(source, i)):
         yield
@@ -684,7 +703,7 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: 
     if holds_blocks(X) and not isinstance(X, RowBlocks):
         for i in range(len(X)):
             if scored:
-                features, targets, weights = _parts(X, i)
+                features, targets, weights = block_parts(X, i)
             else:
                 block, targets, weights = X.block(i), None, None
                 features = block[0] if isinstance(block, tuple) else block

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +30,8 @@ from .._estimators.fit import raise_or_warn
 from .._estimators.parameters import CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
 from .._estimators.scoring import Scoring
+from .._estimators.streams import opened_source, rows_in_buffer, sizes_of_blocks
+from .._estimators.training_state import generator_of
 from .._export.folder import training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting
@@ -39,11 +42,12 @@ from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
 from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Parameter, Range, Sizes, switch
-from .._utils.typing import ClassWeight, MatrixLike
+from .._utils.typing import ClassWeight, MatrixLike, TableLike
 from ..losses import LogLoss
 from ..models.tabular import RealMLP, TabM
 from ..runtime import Runtime
 from .ensemble import (
+    Examples,
     MemberRecipe,
     MemberTasks,
     MemberTraining,
@@ -59,10 +63,14 @@ from .ensemble import (
 )
 from .preprocessing import Preprocessing
 from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
+from .streams import BlockExamples, with_categories
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+
+MOST_HELD_OUT = 0.5
+"""Largest ``validation_fraction``."""
 
 DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "accuracy", "multilabel": "neg_log_loss"}
 """Scores of held-out rows by task, for ``scoring=None``; a regressor uses R².
@@ -111,18 +119,20 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
     def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> Network:
         """Return the estimator to train on ``n_rows`` rows of the preprocessed table."""
 
-    def fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the preprocessing and train the networks.
 
         Parameters
         ----------
-        X : data frame, table of Arrow or array-like of shape (n_samples, n_features)
-            Numbers and categories; None, NaN, the missing values of pandas and empty text are missing.
-        y : array-like of shape (n_samples,)
-            Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs).
-        sample_weight : array-like of shape (n_samples,), default=None
+        X : data frame, table of Arrow or array-like of shape (n_samples, n_features), or source
+            Numbers and categories; None, NaN, the missing values of pandas and empty text are missing. Tables in files,
+            by path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
+        y : array-like of shape (n_samples,), or str or list of str
+            Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs). Of a table in
+            files, the name of the target column, or a list of names; None for :class:`RowBlocks`, which holds it.
+        sample_weight : array-like of shape (n_samples,), or str, default=None
             Weight of each row in the loss and in the validation score, >= 0; None: one. The preprocessing counts all
-            rows alike, but those of weight 0 not at all.
+            rows alike, but those of weight 0 not at all. Of a table in files, the name of its column.
 
         Returns
         -------
@@ -151,29 +161,48 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
             raise_or_warn(interrupted, self)
         return self
 
-    def _fit(
-        self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None, tasks: MemberTasks
-    ) -> KeyboardInterrupt | None:
+    def _fit(self, X: Any, y: Any, sample_weight: Any, tasks: MemberTasks) -> KeyboardInterrupt | None:
         """Read the data, train, and set the fitted attributes; return the interrupt that ended training early."""
-        # Read and validate the data.
-        if y is None:
-            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        with ExitStack() as resources:
+            source = opened_source(X, y, sample_weight, resources)
+            if source is None and y is None:
+                raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+            if source is None:
+                return self._train(self._table(X, y, sample_weight), self.validation_fraction, tasks)
+            own = getattr(source, "validation_fraction", None)
+            fraction = self.validation_fraction if own is None else own
+            if fraction is not None and fraction > MOST_HELD_OUT:
+                raise ValueError(f"validation_fraction must be at most {MOST_HELD_OUT}, got {fraction}.")
+            sizes = sizes_of_blocks(source)
+            rows = rows_in_buffer(source, sizes)
+            examples: Examples
+            if rows is None:
+                examples = BlockExamples(self, source, sizes)
+            else:
+                X, y, sample_weight = rows
+                examples = self._table(with_categories(source, X), y, sample_weight)
+            return self._train(examples, fraction, tasks)
+
+    def _table(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None) -> TableExamples:
+        """Return the rows of a table in memory, with their targets and weights."""
         table = read_table(self, X, reset=True)
         categorical = categorical_columns(table, self.categorical_features)
         warn_of_columns(table, self.categorical_features)
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
+        return TableExamples(table, categorical, targets, weights)
+
+    def _train(self, examples: Examples, fraction: float | None, tasks: MemberTasks) -> KeyboardInterrupt | None:
         place = Place.of(self)
-        # Train. The authors of both recipes choose the epoch by the accuracy, not by the loss.
-        if self.scoring is not None and self.validation_fraction is None:
+        # The authors of both recipes choose the epoch by the accuracy, not by the loss.
+        if self.scoring is not None and fraction is None:
             raise ValueError(
                 f"scoring={self.scoring!r} needs rows that are held out: set validation_fraction, 0.2 for example."
             )
-        scoring = DEFAULT_SCORING.get(targets.task) if self.scoring is None else self.scoring
-        examples = TableExamples(table, categorical, targets, weights)
+        scoring = DEFAULT_SCORING.get(examples.task) if self.scoring is None else self.scoring
         training = MemberTraining(self._early_stopping, scoring, tasks.fit)
-        trained = train_members(self._members(examples), training, examples, place)
+        trained = train_members(self._members(examples, fraction), training, examples, place)
         # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
         networks = trained.networks
         vars(self).update(
@@ -193,14 +222,16 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
             device_=networks[0].device_,
         )
         if examples.classes is not None:
-            self.classes_, self._task = examples.classes, examples.targets.task
+            self.classes_, self._task = examples.classes, examples.task
         return trained.interrupted
 
-    def _members(self, examples: TableExamples) -> Iterator[PreparedMember]:
-        """Yield the networks to train."""
-        recipe = MemberRecipe(self._scaling, self._drops_constants, self._network)
-        shares = self.n_ensembles, self.validation_fraction
-        return prepared_members(recipe, examples, *shares, examples.generator(self))
+    def _members(self, examples: Examples, fraction: float | None) -> Iterator[PreparedMember]:
+        """Yield the networks to train; a fraction of the rows is held out."""
+        recipe, rng = (
+            MemberRecipe(self._scaling, self._drops_constants, self._network),
+            generator_of(self, examples.parts),
+        )
+        return prepared_members(recipe, examples, self.n_ensembles, fraction, rng)
 
     @property
     def history_(self) -> EpochRows:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +22,7 @@ from .._data.targets import Targets
 from .._estimators.files import export_source, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
 from .._estimators.scoring import Scoring
-from .._estimators.training_state import Seeded, bytes_of_targets, generator_of
+from .._estimators.training_state import bytes_of_targets
 from .._export.graphs import name_in_network
 from .._export.source import ExportSource
 from .._inference.ensemble import averaged_predictions
@@ -123,25 +123,58 @@ class TrainedMembers:
     interrupted: KeyboardInterrupt | None
 
 
+class Examples(Protocol):
+    """The rows to fit, in memory or in blocks. ``rows`` are indices of rows, or of blocks.
+
+    Attributes
+    ----------
+    task : str
+    classes : ndarray or None
+        The labels of a classifier.
+    """
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def classes(self) -> np.ndarray | None: ...
+
+    def parts(self) -> Iterator[bytes]:
+        """Yield digests of the data, by which a Checkpoint knows them again."""
+
+    def folds(
+        self, count: int, fraction: float | None, rng: np.random.RandomState
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield rows to train on and rows to validate on, ``count`` times."""
+
+    def n_rows(self, rows: np.ndarray) -> int:
+        """Return the number of rows to train on."""
+
+    def preprocessing(self, recipe: MemberRecipe, rows: np.ndarray, rng: np.random.RandomState) -> Preprocessing:
+        """Return the preprocessing, fitted to these rows."""
+
+    def arguments(self, member: PreparedMember, place: Place) -> tuple[Any, Any, dict[str, Any]]:
+        """Return X and y of the network's ``fit``, and its other arguments, such as the validation data."""
+
+
 def prepared_members(
     recipe: MemberRecipe,
-    examples: TableExamples,
+    examples: Examples,
     n_members: int,
     validation_fraction: float | None,
     rng: np.random.RandomState,
 ) -> Iterator[PreparedMember]:
     """Yield the members one after the other, each with a preprocessing that is fitted to its own rows."""
-    whole = examples.table.rows(examples.used)
-    for rows, held in validation_folds(examples.used, examples.labels, n_members, validation_fraction, rng):
+    for rows, held in examples.folds(n_members, validation_fraction, rng):
         # a generator for each member: what one member draws does not change the next one
-        own, table = np.random.RandomState(rng.randint(2**31 - 1)), examples.table.rows(rows)
-        scaling, drops = SCALINGS[recipe.scaling], recipe.drops_constants
-        prepared = fit_preprocessing(table, examples.categorical, scaling, own, drops_constants=drops, whole=whole)
-        yield PreparedMember(recipe.network(prepared, len(rows), own.randint(2**31 - 1)), prepared, rows, held)
+        own = np.random.RandomState(rng.randint(2**31 - 1))
+        prepared = examples.preprocessing(recipe, rows, own)
+        network = recipe.network(prepared, examples.n_rows(rows), own.randint(2**31 - 1))
+        yield PreparedMember(network, prepared, rows, held)
 
 
 def train_members(
-    members: Iterable[PreparedMember], training: MemberTraining, examples: TableExamples, place: Place
+    members: Iterable[PreparedMember], training: MemberTraining, examples: Examples, place: Place
 ) -> TrainedMembers:
     """Train the members one after the other, and join them to one graph.
 
@@ -151,12 +184,9 @@ def train_members(
     interrupted, begun = None, list[PreparedMember]()
     try:
         for member in members:
-            network, prepared = member.network, member.preprocessing
-            X, y, weights = examples.prepared(prepared, member.rows, place)
-            settings: dict[str, Any] = {"sample_weight": weights}
+            network = member.network
+            X, y, settings = examples.arguments(member, place)
             if len(member.held):
-                names, parts = ("X_val", "y_val", "sample_weight_val"), examples.prepared(prepared, member.held, place)
-                settings |= dict(zip(names, parts, strict=True))
                 network.set_params(early_stopping=training.early_stopping, scoring=training.scoring)
             if examples.classes is not None:
                 settings["classes"] = examples.classes
@@ -168,7 +198,7 @@ def train_members(
         if not begun:
             raise
     models = [Member(one.preprocessing, one.network._state.graph_to_predict()) for one in begun]
-    model, networks = assembled(models, examples.targets.task, examples.classes), [one.network for one in begun]
+    model, networks = assembled(models, examples.task, examples.classes), [one.network for one in begun]
     return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
 
 
@@ -255,9 +285,35 @@ class TableExamples:
         """The class of each row in ``used``, for stratified folds; None if there are no classes to balance."""
         return None if self.targets.stratify is None else self.targets.stratify[self.used]
 
-    def generator(self, estimator: Seeded) -> np.random.RandomState:
-        """Return the random numbers of a training on these rows."""
-        return generator_of(estimator, self.parts)
+    @property
+    def task(self) -> Task:
+        """The task of the targets."""
+        return self.targets.task
+
+    def folds(
+        self, count: int, fraction: float | None, rng: np.random.RandomState
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield rows to train on and rows to validate on, ``count`` times; each fold has its share of each class."""
+        return validation_folds(self.used, self.labels, count, fraction, rng)
+
+    def n_rows(self, rows: np.ndarray) -> int:
+        """Return the number of rows."""
+        return len(rows)
+
+    def preprocessing(self, recipe: MemberRecipe, rows: np.ndarray, rng: np.random.RandomState) -> Preprocessing:
+        """Return the preprocessing, fitted to some of the rows."""
+        scaling, drops, table = SCALINGS[recipe.scaling], recipe.drops_constants, self.table.rows(rows)
+        whole = self.table.rows(self.used)
+        return fit_preprocessing(table, self.categorical, scaling, rng, drops_constants=drops, whole=whole)
+
+    def arguments(self, member: PreparedMember, place: Place) -> tuple[Any, Any, dict[str, Any]]:
+        """Return X and y of the network's ``fit``, and its other arguments."""
+        X, y, weights = self.prepared(member.preprocessing, member.rows, place)
+        settings: dict[str, Any] = {"sample_weight": weights}
+        if len(member.held):
+            parts = self.prepared(member.preprocessing, member.held, place)
+            settings |= dict(zip(("X_val", "y_val", "sample_weight_val"), parts, strict=True))
+        return X, y, settings
 
     def parts(self) -> Iterator[bytes]:
         """Yield digests of columns, targets and weights, by which a Checkpoint knows the data again."""
@@ -384,7 +440,7 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
     check_consistent_length(table.columns[0], targets.values)
     examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
     weights, place = _class_weights_by_label(recipe, targets), Place.of(recipe)
-    for member in recipe._members(examples):
+    for member in recipe._members(examples, recipe.validation_fraction):
         if weights:
             member.network.set_params(class_weight=weights)
         matrix, values, _ = examples.prepared(member.preprocessing, member.rows, place)

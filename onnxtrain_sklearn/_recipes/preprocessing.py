@@ -12,15 +12,15 @@ column that had missing numbers in training gets a further column of codes: 1 fo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from .._data.columns import InputData
-from .._data.statistics import Extremes, LabelCounts, Moments, exact_quantiles
+from .._data.statistics import Extremes, LabelCounts, Moments, Quantiles, exact_quantiles
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ort import sessions
 from .._ort.devices import Device
@@ -50,25 +50,37 @@ def fit_preprocessing(
     """
     arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
     # fitted to the float32 numbers that the graph is given, in double precision
-    numbers = {i: _as_numbers(table.names[i], a).astype(np.float32).astype(np.float64) for i, a in arrays.items()}
-    middle = np.array([0.5])
-    medians = {
-        i: float(exact_quantiles(a[:, np.newaxis]).at(middle).astype(np.float32)[0, 0]) for i, a in numbers.items()
-    }
-    medians = {i: 0.0 if np.isnan(median) else median for i, median in medians.items()}  # a column without a number
+    numbers = {i: _in_float32(_as_numbers(table.names[i], a)) for i, a in arrays.items()}
+    medians = {i: _median(exact_quantiles(a[:, np.newaxis])) for i, a in numbers.items()}
     filled = {i: np.where(np.isnan(column), medians[i], column) for i, column in numbers.items()}
-    varying = {i: column for i, column in filled.items() if column.min() < column.max()}
+    varying = [i for i, column in filled.items() if column.min() < column.max()]
     every = table if whole is None else whole
     categories = tuple(_categories(i, table, every) for i in range(len(table.names)) if categorical[i])
-    kept = varying if drops_constants and (varying or categories) else filled
+    kept = varying if drops_constants and (varying or categories) else list(filled)
     return Preprocessing(
         names=table.names,
         numbers=tuple(kept),
         fill=np.array([medians[i] for i in kept]),
-        scaling=scaling.fit(np.stack(list(kept.values()), axis=1), rng) if kept else None,
+        scaling=scaling.fit(ArrayNumbers(np.stack([filled[i] for i in kept], axis=1)), rng) if kept else None,
         gaps=tuple(j for j, i in enumerate(kept) if np.isnan(numbers[i]).any()),
         categories=categories,
     )
+
+
+def numbers_of(table: RawTable, places: Sequence[int]) -> np.ndarray:
+    """Return some columns as a float64 matrix of the float32 numbers that the graph is given."""
+    return np.stack([_in_float32(_as_numbers(table.names[i], table.columns[i])) for i in places], axis=1)
+
+
+def _in_float32(numbers: np.ndarray) -> np.ndarray:
+    """Return float64 numbers as the graph is given them."""
+    return numbers.astype(np.float32).astype(np.float64)
+
+
+def _median(quantiles: Quantiles) -> float:
+    """Return the median of a column in float32; 0 for a column without a number."""
+    median = float(quantiles.at(np.array([0.5])).astype(np.float32)[0, 0])
+    return 0.0 if np.isnan(median) else median
 
 
 ML_DOMAIN, ML_OPSET = "ai.onnx.ml", 3
@@ -259,20 +271,28 @@ class Categories:
 def _categories(place: int, table: RawTable, whole: RawTable) -> Categories:
     name, column, every = table.names[place], table.columns[place], whole.columns[place]
     if column.dtype != object:
-        return _numeric_categories(place, name, column)
+        return _numeric_categories(place, name, LabelCounts().update(column))
     kinds = set(map(type, every.tolist())) - {type(None)}
     if all(issubclass(kind, str) for kind in kinds):
-        # The empty string is no category: in files and in the graph it stands for missing text.
-        known = tuple(text for text in LabelCounts().update(column).labels.tolist() if text)
-        return Categories(place, known, is_text=True)
-    if any(issubclass(kind, str | bytes) for kind in kinds):
+        return _text_categories(place, LabelCounts().update(column))
+    _require_text(name, kinds)
+    return _numeric_categories(place, name, LabelCounts().update(_as_numbers(name, column)))
+
+
+def _require_text(name: str, kinds: Collection[type]) -> None:
+    """Raise for a column of text and other values."""
+    if any(issubclass(kind, str | bytes) for kind in kinds) and not all(issubclass(kind, str) for kind in kinds):
         names = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"Column {name!r} of X mixes categories of type {names}; write all of them as text.")
-    return _numeric_categories(place, name, _as_numbers(name, column))
 
 
-def _numeric_categories(place: int, name: str, column: np.ndarray) -> Categories:
-    exact = LabelCounts().update(column).labels
+def _text_categories(place: int, counts: LabelCounts) -> Categories:
+    # The empty string is no category: in files and in the graph it stands for missing text.
+    return Categories(place, tuple(text for text in counts.labels.tolist() if text), is_text=True)
+
+
+def _numeric_categories(place: int, name: str, counts: LabelCounts) -> Categories:
+    exact = counts.labels
     known = np.unique(exact.astype(np.float32))
     if len(known) < len(exact):
         raise ValueError(
@@ -292,8 +312,247 @@ def _as_numbers(name: str, column: np.ndarray) -> np.ndarray:
     return np.array([np.nan if value is None else float(value) for value in column.tolist()])
 
 
+# Statistics of a table that is read in blocks.
+
+
+MOST_CATEGORIES = 100_000
+"""Categories of a column of a table in blocks: all of them are in memory, and each gets a code of its own."""
+
+
+class ColumnStatistics:
+    """What a preprocessing learns of a column of a table that is read in blocks.
+
+    A block in which all values are missing does not tell whether the column holds numbers or categories: the others do.
+
+    Attributes
+    ----------
+    kind : {"number", "text", "coded", None}
+        Numbers, categories that are text, categories that are numbers; None before the first value.
+    n_missing : int
+    quantiles, moments, extremes : accumulators
+        Of numbers in float32.
+    labels : LabelCounts
+        Of categories.
+    """
+
+    def __init__(self) -> None:
+        self.kind: str | None = None
+        self.n_missing, self._takes_codes, self._takes_text = 0, False, False
+        none = np.full((1, 1), np.nan)  # a column without a number
+        self.quantiles, self.moments = Quantiles().update(none), Moments().update(none)
+        self.extremes, self.labels = Extremes().update(none), LabelCounts()
+
+    def update(self, name: str, column: np.ndarray, *, categorical: bool) -> None:
+        """Add the values of a block; ``name`` is that of the column."""
+        kind = "coded" if categorical else "number"
+        if column.dtype == object:
+            kinds = set(map(type, column.tolist())) - {type(None)}
+            if any(issubclass(one, str | bytes) for one in kinds):
+                kind = "text"
+                _require_text(name, kinds)
+            else:
+                self._takes_text = self._takes_text or not kinds
+                column = _as_numbers(name, column)
+        if kind != "text":
+            missing = np.isnan(column)
+            self.n_missing += int(np.count_nonzero(missing))
+            if missing.all():
+                self._takes_codes = self._takes_codes or categorical
+                return
+        self._require_kind(name, kind)
+        self.kind = kind
+        if kind == "number":
+            numbers = _in_float32(column)[:, np.newaxis]
+            self.quantiles.update(numbers)
+            self.moments.update(numbers)
+            self.extremes.update(numbers)
+            return
+        self.labels.update(column)
+        self._require_few(name)
+
+    def _require_few(self, name: str) -> None:
+        if len(self.labels.labels) > MOST_CATEGORIES:
+            raise ValueError(
+                f"Column {name!r} of X has more than {MOST_CATEGORIES:,} categories; if they identify the rows, leave "
+                f"it out: RowBlocks(..., columns=[...])."
+            )
+
+    def _require_kind(self, name: str, kind: str) -> None:
+        if self.kind not in (None, kind):
+            kinds = {"text": "text", "coded": "categories that are numbers", "number": "numbers"}
+            raise ValueError(
+                f"Column {name!r} of X holds {kinds[kind]}, and {kinds[str(self.kind)]} in another block. Give all "
+                f"blocks the same type."
+            )
+
+    def merge(self, name: str, other: ColumnStatistics) -> ColumnStatistics:
+        """Add the rows that another accumulator has seen; return this one."""
+        if other.kind is not None:
+            self._require_kind(name, other.kind)
+            self.kind = other.kind
+        self.n_missing += other.n_missing
+        self._takes_codes, self._takes_text = (
+            self._takes_codes or other._takes_codes,
+            self._takes_text or other._takes_text,
+        )
+        self.quantiles.merge(other.quantiles)
+        self.moments.merge(other.moments)
+        self.extremes.merge(other.extremes)
+        self.labels.merge(other.labels)
+        self._require_few(name)
+        return self
+
+    @property
+    def is_categorical(self) -> bool:
+        """True for categories; of a column without a value, True if its type, or the user, says so."""
+        return self.kind in ("text", "coded") or (self.kind is None and self._takes_codes)
+
+    def categories(self, place: int, name: str, whole: ColumnStatistics) -> Categories:
+        """Return the categories; ``whole``, of all rows, decides whether they are text."""
+        if whole.kind == "text" or (whole.kind is None and whole._takes_text):
+            return _text_categories(place, self.labels)
+        return _numeric_categories(place, name, self.labels)
+
+
+class BlockNumbers:
+    """The numbers of columns of a table in blocks, without missing ones, as :class:`ArrayNumbers` is of an array.
+
+    Parameters
+    ----------
+    columns : list of ColumnStatistics
+    fill : ndarray
+        The number of each column that replaces missing ones.
+    read : callable
+        Returns an iterator of the rows of all blocks in float32, as float64 matrices with NaN for missing ones.
+    """
+
+    def __init__(
+        self, columns: Sequence[ColumnStatistics], fill: np.ndarray, read: Callable[[], Iterator[np.ndarray]]
+    ) -> None:
+        self._fill, self._read = fill, read
+        rows, missing = fill[:, np.newaxis], np.array([one.n_missing for one in columns])
+        counted = list(zip(columns, rows, missing[:, np.newaxis], strict=True))
+        self._quantiles = [Quantiles().merge(one.quantiles).add_repeats(number, n) for one, number, n in counted]
+        # The number that replaces missing ones is a row that weighs as many rows.
+        moments = [
+            Moments().merge(one.moments).update(number[np.newaxis], n.astype(float)) for one, number, n in counted
+        ]
+        self.mean = np.concatenate([one.mean for one in moments])
+        self.deviation = np.concatenate([one.deviation for one in moments])
+        self.spread = np.maximum(np.concatenate([one.extremes.spread for one in columns]), 0.0)  # -inf without a number
+        self.count = int(self._quantiles[0].counts[0])
+
+    def quantiles(self, shares: np.ndarray) -> np.ndarray:
+        """Return the quantiles of these shares, of shape (n_shares, n_columns)."""
+        return np.concatenate([one.at(shares) for one in self._quantiles], axis=1)
+
+    def noisy_quantiles(self, scale: np.ndarray, rng: np.random.RandomState, shares: np.ndarray) -> np.ndarray:
+        """Return the quantiles of the numbers with normal noise, which takes a pass over the blocks."""
+        noisy = Quantiles()
+        for rows in self._read():
+            noisy.update(np.where(np.isnan(rows), self._fill, rows) + scale * rng.standard_normal(rows.shape))
+        return noisy.at(shares)
+
+
+def fit_to_statistics(
+    names: tuple[str, ...],
+    columns: Sequence[ColumnStatistics],
+    whole: Sequence[ColumnStatistics],
+    scaling: type[Scaling],
+    rng: np.random.RandomState,
+    read: Callable[[Sequence[int]], Iterator[np.ndarray]],
+    *,
+    drops_constants: bool,
+) -> Preprocessing:
+    """Return the preprocessing of a table in blocks; :func:`fit_preprocessing` is that of a table in memory.
+
+    Parameters
+    ----------
+    columns, whole : sequence of ColumnStatistics
+        Of the rows to fit to, and of all rows, which decide whether a column is text.
+    read : callable
+        Returns the rows to fit to of some columns, block by block.
+    """
+    categorical = [one.is_categorical for one in whole]
+    places = [i for i in range(len(names)) if not categorical[i]]
+    categories = tuple(columns[i].categories(i, names[i], whole[i]) for i in range(len(names)) if categorical[i])
+    varying = [i for i in places if columns[i].extremes.spread[0] > 0]
+    kept = varying if drops_constants and (varying or categories) else places
+    own = [columns[i] for i in kept]
+    fill = np.array([_median(one.quantiles) for one in own])
+    numbers = BlockNumbers(own, fill, lambda: read(kept)) if kept else None
+    return Preprocessing(
+        names=names,
+        numbers=tuple(kept),
+        fill=fill,
+        scaling=None if numbers is None else scaling.fit(numbers, rng),
+        gaps=tuple(j for j, one in enumerate(own) if one.n_missing),
+        categories=categories,
+    )
+
+
 FittedNumbers: TypeAlias = Mapping[str, "np.ndarray | ir.Value"]
 """The numbers of a fit by name, or values of a graph that hold them."""
+
+
+class Numbers(Protocol):
+    """Numbers to fit a scaling to, without missing ones.
+
+    Attributes
+    ----------
+    count : int
+        Rows.
+    mean, deviation, spread : ndarray
+        Mean, standard deviation and whole range of each column.
+    """
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def mean(self) -> np.ndarray: ...
+
+    @property
+    def deviation(self) -> np.ndarray: ...
+
+    @property
+    def spread(self) -> np.ndarray: ...
+
+    def quantiles(self, shares: np.ndarray) -> np.ndarray:
+        """Return the quantiles of these shares, of shape (n_shares, n_columns)."""
+
+    def noisy_quantiles(self, scale: np.ndarray, rng: np.random.RandomState, shares: np.ndarray) -> np.ndarray:
+        """Return the quantiles of the numbers with normal noise, whose deviation in each column is ``scale``."""
+
+
+class ArrayNumbers:
+    """The numbers of a float64 matrix."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self._numbers, self.count = numbers, len(numbers)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean of each column."""
+        return Moments().update(self._numbers).mean
+
+    @property
+    def deviation(self) -> np.ndarray:
+        """The standard deviation of each column."""
+        return Moments().update(self._numbers).deviation
+
+    @property
+    def spread(self) -> np.ndarray:
+        """The whole range of each column."""
+        return Extremes().update(self._numbers).spread
+
+    def quantiles(self, shares: np.ndarray) -> np.ndarray:
+        """Return the quantiles of these shares, of shape (n_shares, n_columns)."""
+        return exact_quantiles(self._numbers).at(shares)
+
+    def noisy_quantiles(self, scale: np.ndarray, rng: np.random.RandomState, shares: np.ndarray) -> np.ndarray:
+        """Return the quantiles of the numbers with normal noise."""
+        return exact_quantiles(self._numbers + scale * rng.standard_normal(self._numbers.shape)).at(shares)
 
 
 class Scaling(ABC):
@@ -301,8 +560,8 @@ class Scaling(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Scaling:
-        """Return the scaling for a float64 matrix without missing numbers."""
+    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Scaling:
+        """Return the scaling for these numbers."""
 
     @abstractmethod
     def numbers(self) -> dict[str, np.ndarray]:
@@ -321,9 +580,8 @@ class Affine(Scaling):
     factor: np.ndarray
 
     @classmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Affine:
-        moments = Moments().update(numbers)
-        return cls(moments.mean, _reciprocal(moments.deviation))
+    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Affine:
+        return cls(numbers.mean, _reciprocal(numbers.deviation))
 
     def numbers(self) -> dict[str, np.ndarray]:
         return {"center": self.center.astype(np.float32), "factor": self.factor.astype(np.float32)}
@@ -351,9 +609,9 @@ class Robust(Affine):
     """
 
     @classmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Robust:
-        low, median, high = exact_quantiles(numbers).at(np.array([0.25, 0.5, 0.75]))
-        spread = np.where(high > low, high - low, 0.5 * Extremes().update(numbers).spread)
+    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Robust:
+        low, median, high = numbers.quantiles(np.array([0.25, 0.5, 0.75]))
+        spread = np.where(high > low, high - low, 0.5 * numbers.spread)
         return cls(median, _reciprocal(spread))
 
     def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
@@ -388,12 +646,11 @@ class Quantile(Scaling):
     above: np.ndarray
 
     @classmethod
-    def fit(cls, numbers: np.ndarray, rng: np.random.RandomState) -> Quantile:
-        noise = NOISE * Moments().update(numbers).deviation * rng.standard_normal(numbers.shape)
-        count = min(len(numbers), max(min(len(numbers) // 30, 1000), 10))
+    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Quantile:
+        count = min(numbers.count, max(min(numbers.count // 30, 1000), 10))
         references = np.linspace(0, 1, count)
         # scikit-learn takes percentiles: the product and the quotient round.
-        return cls.of(exact_quantiles(numbers + noise).at(references * 100 / 100), references)
+        return cls.of(numbers.noisy_quantiles(NOISE * numbers.deviation, rng, references * 100 / 100), references)
 
     @classmethod
     def of(cls, quantiles: np.ndarray, references: np.ndarray) -> Quantile:

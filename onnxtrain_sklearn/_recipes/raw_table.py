@@ -59,8 +59,10 @@ class RawTable:
         return RawTable(self.names, tuple(column[chosen] for column in self.columns), self.declared)
 
 
-def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTable:
+def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool, warned: set[str] | None = None) -> RawTable:
     """Return the columns of ``X``, validated as scikit-learn does; ``reset`` stores names and number of the columns.
+
+    Of columns in ``warned`` no warning is issued; those of which one is are added.
 
     Raises
     ------
@@ -68,8 +70,9 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
         ``X`` is not a table, its columns are not those of ``fit``, or a cell is neither a number nor a category.
     """
     X = as_frame(X)
+    warned = set() if warned is None else warned
     if is_frame(X):
-        return _from_frame(estimator, X, reset=reset)
+        return _from_frame(estimator, X, reset=reset, warned=warned)
     if sp.issparse(X):
         raise TypeError(
             f"Sparse data was passed for X, but dense data is required: {type(estimator).__name__} takes a data frame "
@@ -80,13 +83,18 @@ def read_table(estimator: BaseEstimator, X: MatrixLike, *, reset: bool) -> RawTa
     if array.dtype.kind in "OUS":
         columns = [_numbers_or_objects(f"x{i}", array[:, i].astype(object)) for i in range(array.shape[1])]
     else:
-        warn_of_rounding(array, np.dtype(np.float32), "X")
+        _warn_of_rounding(array, "X", warned)
         columns = [_finite(f"x{i}", array[:, i].astype(np.float64)) for i in range(array.shape[1])]
     names = tuple(f"x{i}" for i in range(array.shape[1]))
     return RawTable(names, tuple(columns), (False,) * len(names))
 
 
-def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool) -> RawTable:
+def _warn_of_rounding(values: np.ndarray, name: str, warned: set[str]) -> None:
+    if name not in warned and warn_of_rounding(values, np.dtype(np.float32), name):
+        warned.add(name)
+
+
+def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool, warned: set[str]) -> RawTable:
     names = [str(name) or f"x{i}" for i, name in enumerate(X.columns)]  # an input of a graph cannot have an empty name
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"X has several columns named {min(twice)!r}; each column needs a name of its own.")
@@ -96,15 +104,15 @@ def _from_frame(estimator: BaseEstimator, X: Any, *, reset: bool) -> RawTable:
         raise ValueError(f"Found array with 0 {what}(s) (shape=({rows}, {width})) while a minimum of 1 is required.")
     validate_data(estimator, X, reset=reset, skip_check_array=True)
     series = [X.iloc[:, i] if hasattr(X, "iloc") else X[name] for i, name in enumerate(X.columns)]
-    columns = [_from_series(name, one) for name, one in zip(names, series, strict=True)]
+    columns = [_from_series(name, one, warned) for name, one in zip(names, series, strict=True)]
     declared = tuple(str(one.dtype).lower().startswith(("categor", "enum", "bool")) for one in series)
     return RawTable(tuple(names), tuple(columns), declared)
 
 
-def _from_series(name: str, series: Any) -> np.ndarray:
+def _from_series(name: str, series: Any, warned: set[str]) -> np.ndarray:
     kind = getattr(series.dtype, "kind", "O")
     if kind in "iu":
-        warn_of_rounding(series.dropna().to_numpy(), np.dtype(np.float32), f"Column {name!r} of X")
+        _warn_of_rounding(series.dropna().to_numpy(), f"Column {name!r} of X", warned)
     if kind in "iufb":
         given = series.to_numpy(dtype=np.float64, na_value=np.nan) if hasattr(series, "iloc") else np.asarray(series)
         return _finite(name, np.asarray(given, np.float64))

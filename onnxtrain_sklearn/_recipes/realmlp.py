@@ -73,8 +73,8 @@ takes the table as it is. The settings are RealMLP's, tuned over many data sets:
 Notes
 -----
 There is neither ``partial_fit`` nor ``warm_start``: the preprocessing is fitted to all rows, the learning rate falls to
-0 in the last epoch, and rows are held out to choose the epoch, on which a later call would train. A stream of rows is
-for ``OrtGradientClassifier(RealMLP())`` or the regressor, behind transformers that were fitted once.
+0 in the last epoch, and rows are held out to choose the epoch, on which a later call would train. Rows that arrive over
+time are for ``OrtGradientClassifier(RealMLP())`` or the regressor, behind transformers that were fitted once.
 
 References
 ----------

@@ -57,8 +57,8 @@ table as it is. A step costs forty to seventy times one of RealMLP: 32 networks 
 Notes
 -----
 There is neither ``partial_fit`` nor ``warm_start``: the preprocessing is fitted to all rows, and rows are held out to
-choose the epoch, on which a later call would train. A stream of rows is for ``OrtGradientClassifier(TabM())`` or the
-regressor, behind transformers that were fitted once.
+choose the epoch, on which a later call would train. Rows that arrive over time are for
+``OrtGradientClassifier(TabM())`` or the regressor, behind transformers that were fitted once.
 
 References
 ----------

@@ -20,7 +20,6 @@ from onnxtrain_sklearn import (
     Inputs,
     OrtGradientClassifier,
     OrtGradientRegressor,
-    RealMLPClassifier,
     RowBlocks,
     callbacks,
 )
@@ -470,10 +469,6 @@ def test_fitted_model_trains_on_a_table_that_lacks_a_class(tmp_path):
         OrtGradientClassifier(fitted, **options).fit(RowBlocks(path, "y", buffer_rows=200))
 
 
-def test_methods_that_take_arrays_refuse_a_table_in_files(tmp_path):
-    path = write(tmp_path / "table.parquet", *labels())
-    with pytest.raises(TypeError, match="a table to be read in blocks"):
-        RealMLPClassifier().fit(str(path), "y")
-    # A column of the name "block" is no source.
+def test_frame_with_a_column_named_block_is_no_source():
     frame = pd.DataFrame(labels()[0], columns=["block", *NAMES[1:]])
     assert len(classifier().fit(frame, labels()[1]).predict(frame)) == len(frame)
