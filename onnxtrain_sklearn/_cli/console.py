@@ -237,6 +237,15 @@ def require_writable(files: Sequence[Path | None], tables: Sequence[Path | None]
                 raise UsageError(f"{str(path)!r} is a table that is read: name another file to write.")
 
 
+def require_new_folder(path: Path) -> None:
+    """Raise UsageError if files cannot be written into a folder, or it holds some."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{str(path)!r} is a file: name a folder to write.")
+    if path.is_dir() and any(path.iterdir()):
+        raise UsageError(f"The folder {str(path)!r} is not empty: name a new one.")
+    require_writable([path / "part-00000.parquet"], [])
+
+
 def write_model(model: onnx.ModelProto, path: Path) -> int:
     """Write a model, and return the size of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,17 @@
-"""``predict``: run an ONNX file on a table and write its outputs as CSV.
+"""``predict``: run an ONNX file on a table and write its outputs as CSV or Parquet.
 
-``runner_of`` opens any ONNX file; the ``Runner`` gives it the columns of a table.
+The table is read, predicted and written in pieces, so that it need not fit into memory. ``runner_of`` opens any ONNX
+file; the ``Runner`` gives it the columns of a table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -19,16 +22,20 @@ from .._ir.files import read
 from .._ir.limits import require_survivable
 from .._ort import devices, sessions
 from .._pretrained.ml_files import TABLE_KEY
+from .._utils.atomic_files import whole_files
 from .._utils.untrusted_text import cell, printable
 from ..exceptions import nearest
-from .console import Command, Console, Outcome, UsageError, require_writable
+from .console import Command, Console, Outcome, UsageError, require_new_folder, require_writable
 from .tables import (
     MISSING_TEXT,
+    PARQUET,
+    TablePiece,
     as_numbers_and_text,
     is_number,
-    read_table_file,
     require_columns,
     table_arguments,
+    table_files,
+    table_pieces,
     text_array,
     text_columns,
     without_columns,
@@ -45,32 +52,130 @@ def _predict_arguments(parser: argparse.ArgumentParser) -> None:
     taken = "columns that the model takes, in order; default: as the file says, or all"
     add("--columns", nargs="+", metavar="COLUMN", help=taken)
     add("--keep", nargs="+", default=[], metavar="COLUMN", help="columns to copy before the predictions")
-    add("--output", type=Path, metavar="FILE", help="CSV file; default: stdout")
+    outputs = "CSV or Parquet file, or a folder, with / at the end, for Parquet files; default: CSV on stdout"
+    add("--output", metavar="FILE", help=outputs)
+
+
+PIECE_ROWS = 2**16
+"""Rows of a table that are in memory."""
+
+ARCHIVES = {".zip", ".tar"}
+"""Endings of files to which pandas cannot append rows."""
 
 
 def _predict(options: argparse.Namespace, console: Console) -> Outcome:
-    require_writable([options.output], [options.data])
-    table = read_table_file(options.data, options.separator)
-    require_columns(table, options.keep, "--keep")
-    require_columns(table, options.columns or [], "--columns")
-    frame = without_columns(table, options.drop)
+    output = None if options.output is None else Path(options.output)
+    is_folder = output is not None and (output.is_dir() or options.output.endswith(("/", os.sep)))
+    files = table_files(options.data)
+    if output is not None and is_folder:
+        require_new_folder(output)
+    else:
+        require_writable([output], files)
+    if output is not None and ARCHIVES & set(output.suffixes):
+        raise UsageError(f"{str(output)!r} is an archive: name a .csv, .csv.gz or .parquet file, or a folder.")
     runner = runner_of(options.model, {"columns": options.columns} if options.columns else None)
-    console.progress(f"{options.data}: {len(table)} rows")
-    columns = output_columns(runner.run(frame), runner.table.get("classes"))
-    if clash := [name for name in options.keep if name in columns]:
-        raise UsageError(f"--keep {clash[0]!r}: the model has an output of that name.")
-    result = table[options.keep].assign(**columns)
-    record = {"rows": len(result), "columns": list(result.columns), "output": None}
-    cells = _each(result, cell)  # escape texts and column names that a spreadsheet would run as formulas
-    if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        cells.to_csv(options.output, index=False)
-        return Outcome(record | {"output": str(options.output)}, [f"{options.output}: {len(result)} rows"])
-    if not console.as_json:
-        if sys.stdout.isatty():
-            cells = _each(cells, lambda value: printable(value) if isinstance(value, str) else value)
-        cells.to_csv(sys.stdout, index=False, lineterminator="\n")
-    return Outcome(record | {"predictions": {name: result[name].tolist() for name in result.columns}}, [])
+    size = runner.rows * max(1, PIECE_ROWS // runner.rows)  # chunks of a piece are those of the whole table
+
+    def results() -> Iterator[Results]:
+        for piece in table_pieces(options.data, options.separator, size):
+            require_columns(piece.frame, options.keep, "--keep")
+            require_columns(piece.frame, options.columns or [], "--columns")
+            frame = without_columns(piece.frame, options.drop)
+            columns = output_columns(runner.run(frame), runner.table.get("classes"))
+            if clash := [name for name in options.keep if name in columns]:
+                raise UsageError(f"--keep {clash[0]!r}: the model has an output of that name.")
+            yield Results(piece, options.keep, columns)
+
+    if output is None:
+        return _printed(results(), console)
+    if output.exists() and not (output.is_file() or is_folder):  # a device or a pipe
+        rows, columns = _write_csv(results(), output)
+    else:  # files appear under their names when all rows are predicted
+        with whole_files(output if is_folder else output.parent) as folder:
+            if is_folder or output.suffix.lower() in PARQUET:
+                rows, columns = _write_parquet(results(), folder, None if is_folder else output.name)
+            else:
+                rows, columns = _write_csv(results(), folder / output.name)
+    console.progress(f"{options.data}: {rows} rows")
+    return Outcome({"rows": rows, "columns": columns, "output": str(output)}, [f"{output}: {rows} rows"])
+
+
+@dataclass(frozen=True)
+class Results:
+    """Rows of a table with the columns to keep, and the outputs of the model for them."""
+
+    piece: TablePiece
+    keep: Sequence[str]
+    outputs: Mapping[str, np.ndarray]
+
+    @property
+    def frame(self) -> pandas.DataFrame:
+        """The columns as a data frame."""
+        return self.piece.frame[list(self.keep)].assign(**self.outputs)
+
+    @property
+    def arrow(self) -> Any:
+        """The columns as a table of Arrow; those to keep have their types in a Parquet file."""
+        import pyarrow as pa
+
+        names, kept = list(self.keep), self.piece.arrow
+        if kept is None:
+            kept = pa.Table.from_pandas(self.piece.frame[names], preserve_index=False)
+        kept = kept.select(names)
+        outputs = {name: pa.array(np.ascontiguousarray(column)) for name, column in self.outputs.items()}
+        return pa.table(dict(zip(kept.column_names, kept.columns, strict=True)) | outputs)
+
+
+def _printed(results: Iterator[Results], console: Console) -> Outcome:
+    """Print predictions as CSV, or return all of them for JSON."""
+    rows, found = 0, dict[str, list[Any]]()
+    for one in results:
+        frame = one.frame
+        if console.as_json:
+            for name in frame.columns:
+                found.setdefault(name, []).extend(frame[name].astype(object).where(frame[name].notna(), None).tolist())
+        else:
+            cells = _each(frame, cell)  # escape texts and column names that a spreadsheet would run as formulas
+            if sys.stdout.isatty():
+                cells = _each(cells, lambda value: printable(value) if isinstance(value, str) else value)
+            cells.to_csv(sys.stdout, index=False, header=not rows, lineterminator="\n")
+            found = found or {name: [] for name in frame.columns}
+        rows += len(frame)
+    return Outcome({"rows": rows, "columns": list(found), "output": None, "predictions": found}, [])
+
+
+def _write_csv(results: Iterator[Results], path: Path) -> tuple[int, list[str]]:
+    """Write a CSV file; return the number of rows and the names of the columns."""
+    rows, columns = 0, list[str]()
+    for one in results:
+        frame = one.frame
+        _each(frame, cell).to_csv(path, index=False, header=not rows, mode="a" if rows else "w")
+        rows, columns = rows + len(frame), list(frame.columns)
+    return rows, columns
+
+
+FILE_ROWS = 2**22
+"""Rows of a file in a folder of predictions, or a few less."""
+
+
+def _write_parquet(results: Iterator[Results], folder: Path, name: str | None) -> tuple[int, list[str]]:
+    """Write a Parquet file, or several without a ``name``; return the number of rows and the names of the columns."""
+    import pyarrow.parquet as pq
+
+    rows, columns = 0, list[str]()
+    with ExitStack() as files:
+        writer, number, in_file = None, 0, 0
+        for one in results:
+            table = one.arrow
+            if writer is None or (name is None and in_file + table.num_rows > FILE_ROWS):
+                files.close()
+                path = folder / (f"part-{number:05}.parquet" if name is None else name)
+                writer = files.enter_context(pq.ParquetWriter(path, table.schema))
+                number, in_file = number + 1, 0
+            writer.write_table(table)
+            in_file += table.num_rows
+            rows, columns = rows + table.num_rows, table.column_names
+    return rows, columns
 
 
 def output_columns(outputs: Mapping[str, Output], classes: Sequence[object] | None) -> dict[str, np.ndarray]:
@@ -162,12 +267,20 @@ class Runner:
         """Name, type and shape of each input."""
         return list(self.session.get_inputs())
 
+    @property
+    def _fixed(self) -> set[int]:
+        return {one.shape[0] for one in self.inputs if one.shape and isinstance(one.shape[0], int)}
+
+    @property
+    def rows(self) -> int:
+        """Rows that are predicted at a time."""
+        return min(self._fixed, default=ROWS)
+
     def run(self, frame: pandas.DataFrame) -> dict[str, Output]:
         """Return the outputs for the rows of a table, by name."""
         names, feeds = [output.name for output in self.session.get_outputs()], self.feeds(frame)
-        fixed = {one.shape[0] for one in self.inputs if one.shape and isinstance(one.shape[0], int)}
-        size = min(fixed, default=ROWS)
-        if fixed and len(frame) % size:
+        size = self.rows
+        if self._fixed and len(frame) % size:
             raise ValueError(
                 f"The model takes {size} rows at a time, and the table has {len(frame)}: export it for any number."
             )
@@ -231,7 +344,14 @@ def _matrix(one: InputSpec, frame: pandas.DataFrame) -> np.ndarray:
             f"The model's input {one.name!r} takes {int(np.prod(known))} columns, the table has {len(frame.columns)}: "
             f"leave some out by --drop, or name those that it takes by --columns."
         )
-    array = as_numbers_and_text(frame).to_numpy() if wanted is np.float32 else frame.to_numpy()
+    if wanted is np.float32:
+        array = as_numbers_and_text(frame).to_numpy()
+    elif np.dtype(wanted).kind == "f":
+        array = frame.to_numpy(wanted, na_value=np.nan)
+    elif gaps := [name for name in frame.columns if frame[name].isna().any()]:
+        raise ValueError(f"The model's input {one.name!r} takes integers, and column {gaps[0]!r} has missing values.")
+    else:
+        array = frame.to_numpy()
     array = np.ascontiguousarray(array, wanted)
     return array.reshape(len(frame), *known) if len(known) == len(row) else array
 

@@ -44,7 +44,7 @@ COMMANDS = (
     ListedCommand("doctor", "doctor", "show what is installed and what it can do, and test it"),
     ListedCommand("inspect", "inspect", "show inputs, outputs and parameters, and what each engine differentiates"),
     ListedCommand("train", "train", "train a network on a table and write it as ONNX"),
-    ListedCommand("predict", "predict", "run an ONNX file on a table and write its outputs as CSV"),
+    ListedCommand("predict", "predict", "run an ONNX file on a table and write its outputs as CSV or Parquet"),
     ListedCommand("gradient", "export", "write the graph that computes the gradient of an output"),
     ListedCommand("export-training", "export", "write graphs that train a model in any onnxruntime"),
     ListedCommand("bench", "doctor", "time a training step of a network with each engine"),

@@ -7,9 +7,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from glob import glob
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -18,6 +22,7 @@ import numpy as np
 
 from .._data.columns import warn_of_rounding
 from .._data.inputs import warn_of_texts
+from .._data.row_blocks import file_dataset, pieces
 from ..exceptions import nearest, warn
 from .console import UsageError
 
@@ -27,71 +32,243 @@ if TYPE_CHECKING:
 
 PARQUET = (".parquet", ".pq")
 
+NO_PYARROW = "Parquet files are read by pyarrow: pip install pyarrow."
+
 OTHER_ENDINGS = (".xlsx", ".xls", ".xlsm", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".h5", ".hdf5", ".dta")
 """Endings of tables that are not read: as CSV files they would fail with a misleading error."""
 
 
 def table_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for the file to read, its separator, and the columns to leave out."""
-    parser.add_argument("data", type=Path, metavar="DATA", help="CSV or Parquet file with a header")
+    table = "CSV or Parquet file with a header, or a folder or a pattern of such files"
+    parser.add_argument("data", type=Path, metavar="DATA", help=table)
     parser.add_argument("--separator", metavar="CHAR", help="of a CSV file; default: a comma, of .tsv files a tab")
     parser.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
 
 
 def read_table_file(path: Path, separator: str | None = None) -> Any:
     """Return a file as a data frame, in the format that the ending of its name tells."""
-    pandas, ending = pandas_module(), path.suffix.lower()
     if not path.is_file():
         raise UsageError(f"There is no file {str(path)!r}.")
-    if ending in OTHER_ENDINGS:
-        raise UsageError(f"{str(path)!r} is no CSV or Parquet file: save the table as one of them.")
-    if ending in PARQUET:
-        try:
-            frame = pandas.read_parquet(path)
-        except ImportError as error:
-            raise ImportError("Parquet files are read by pyarrow: pip install pyarrow.") from error
-        except Exception as error:  # pyarrow has an error class of its own for each defect
-            raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
-        if named := [str(name) for name in frame.index.names if name is not None]:
-            warn(f"{str(path)!r} has the index {named[0]!r}, which is left out: reset_index() makes a column of it.")
-        names = list(frame.columns)
-    else:
-        default = "\t" if ".tsv" in (one.lower() for one in path.suffixes) else ","
-        frame, names = _read_csv(pandas, path, separator or default)
-    frame.columns = [str(name) for name in frame.columns]
-    if not len(frame):
-        raise ValueError(f"{str(path)!r} has no rows below its header.")
-    if twice := [name for name in map(str, names) if list(map(str, names)).count(name) > 1]:
-        raise ValueError(f"{str(path)!r} has several columns named {twice[0]!r}.")
-    if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
-        raise UsageError(
-            f"{str(path)!r} has one column, {frame.columns[0]!r}: name what stands between its columns, "
-            f"such as --separator ';'."
-        )
+    (path,) = table_files(path)
+    if path.suffix.lower() not in PARQUET:
+        names = _csv_header(path, separator)
+        with _faults_of_csv(path, separator), _csv_reader(path, separator) as reader:
+            frame = reader.read()
+        return _checked_csv(frame, path, names)
+    try:
+        frame = pandas_module().read_parquet(path)
+    except ImportError as error:
+        raise ImportError(NO_PYARROW) from error
+    except Exception as error:  # pyarrow has an error class of its own for each defect
+        raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+    _warn_of_index(path, [str(name) for name in frame.index.names if name is not None])
+    names = list(map(str, frame.columns))
+    _require_different(path, names)
+    frame.columns = names
+    _require_rows(len(frame), path)
     # pandas reads truth values as objects where some are missing
-    objects = [name for name in frame.columns if frame[name].dtype == object]
-    flags = [name for name in objects if set(map(type, frame[name].dropna())) == {bool}]
+    flags = [name for name in names if frame[name].dtype == object and _is_flag(frame[name])]
     return frame.astype(dict.fromkeys(flags, "boolean"))
 
 
-def _read_csv(pandas: ModuleType, path: Path, separator: str) -> tuple[Any, list[str]]:
-    """Return a CSV file as a data frame, and the names in its header: pandas numbers those that occur twice."""
+def table_files(path: Path) -> list[Path]:
+    """Return the files of a table: a single one, or those of a folder or a pattern, in the order of their names."""
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        files = [file for file in files if not any(part[0] in "._" for part in file.relative_to(path).parts)]
+    elif path.is_file():
+        files = [path]
+    else:
+        files = sorted(Path(name) for name in glob(str(path), recursive=True) if os.path.isfile(name))
+    if not files:
+        raise UsageError(f"There is no file {str(path)!r}." if not path.is_dir() else f"{str(path)!r} holds no file.")
+    for file in files:
+        if file.suffix.lower() in OTHER_ENDINGS:
+            raise UsageError(f"{str(file)!r} is no CSV or Parquet file: save the table as one of them.")
+    others = [file.name for file in files if file.suffix.lower() not in PARQUET]
+    if 0 < len(others) < len(files):
+        raise UsageError(f"{str(path)!r} holds Parquet files and others, such as {others[0]!r}.")
+    return files
+
+
+def _require_rows(n_rows: int, path: Path) -> None:
+    if not n_rows:
+        raise ValueError(f"{str(path)!r} has no rows below its header.")
+
+
+def _require_different(path: Path, names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{str(path)!r} has several columns named {twice[0]!r}.")
+
+
+def _warn_of_index(path: Path, names: Sequence[str]) -> None:
+    if names:
+        warn(f"{str(path)!r} has the index {names[0]!r}, which is left out: reset_index() makes a column of it.")
+
+
+# Tables that need not fit into memory, in pieces.
+
+
+@dataclass(frozen=True)
+class TablePiece:
+    """Rows of a table as a data frame and, of Parquet files, as they are there."""
+
+    frame: pandas.DataFrame
+    arrow: Any = None
+
+
+def table_pieces(path: Path, separator: str | None, size: int) -> Iterator[TablePiece]:
+    """Yield the rows of a table in pieces of ``size`` rows, the last of which may be smaller.
+
+    The table is a file, or all files of a folder or a pattern. Values have the types that they have in the whole table.
+    """
+    files = table_files(path)
+    if files[0].suffix.lower() in PARQUET:
+        yield from _parquet_pieces(path, size)
+    else:
+        yield from _csv_pieces(files, separator, size)
+
+
+def _parquet_pieces(path: Path, size: int) -> Iterator[TablePiece]:
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise ImportError(NO_PYARROW) from error
+    pandas = pandas_module()
+    dataset = file_dataset(path)
+    index = [name for name in (dataset.schema.pandas_metadata or {}).get("index_columns", ()) if isinstance(name, str)]
+    _warn_of_index(path, [name for name in index if not name.startswith("__index_level_")])
+    _require_different(path, dataset.schema.names)
+    # elsewhere, pandas makes floats of whole numbers, and objects of truth values, if some are missing
+    nullable = {pa.bool_(): pandas.BooleanDtype()}
+    for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"):
+        nullable[getattr(pa, name.lower())()] = getattr(pandas, f"{name}Dtype")()
+    names = [name for name in dataset.schema.names if name not in index]
+    tables = (table for _, table in pieces(dataset, names, [], size))
+    for table in _of_size(tables, size, pa.concat_tables):
+        has_gaps = any(column.null_count and column.type in nullable for column in table.columns)
+        yield TablePiece(table.to_pandas(types_mapper=nullable.get if has_gaps else None), table)
+
+
+def _csv_pieces(files: Sequence[Path], separator: str | None, size: int) -> Iterator[TablePiece]:
+    chunks = _csv_chunks(files, separator, size)
+    first = next(chunks, None)
+    if first is None:
+        raise ValueError(f"{str(files[0])!r} has no rows below its header.")
+    if len(files) == 1 and len(first) < size:
+        yield TablePiece(first)
+        return
+    # A column of numbers in one piece may hold text in another. A first pass finds the types of all rows.
+    kinds: dict[str, set[str]] = {name: set() for name in first.columns}
+    for chunk in chain([first], chunks):
+        for name in chunk.columns:
+            column = chunk[name]
+            is_flag = column.dtype == object and _is_flag(column)
+            kinds[name].add("missing" if column.isna().all() else "b" if is_flag else column.dtype.kind)
+    types = {}
+    for name, own in kinds.items():
+        known = own - {"missing"}
+        if known == {"b"}:
+            types[name] = "boolean"
+        elif known - {"i", "u", "f"}:
+            types[name] = "str"
+        elif own != {"i"}:
+            types[name] = "float64"
+    for frame in _of_size(_csv_chunks(files, separator, size, types), size, pandas_module().concat):
+        yield TablePiece(frame)
+
+
+def _of_size(parts: Iterator[Any], size: int, concatenate: Callable[[list[Any]], Any]) -> Iterator[Any]:
+    """Yield the rows of tables in parts of ``size`` rows."""
+    waiting: list[Any] = []
+    for part in parts:
+        waiting.append(part)
+        while sum(map(len, waiting)) >= size:
+            whole = concatenate(waiting)
+            yield whole[:size]
+            waiting = [whole[size:]]
+    if sum(map(len, waiting)):
+        yield concatenate(waiting)
+
+
+def _csv_chunks(
+    files: Sequence[Path], separator: str | None, size: int, types: Mapping[str, str] | None = None
+) -> Iterator[Any]:
+    """Yield the rows of CSV files in frames of up to ``size`` rows, with these types of columns or with their own."""
+    expected: list[str] = []
+    for file in files:
+        names = _csv_header(file, separator)
+        expected = expected or names
+        if names != expected:
+            raise ValueError(f"{str(file)!r} has the columns {names}, but {str(files[0])!r} has {expected}.")
+        with _faults_of_csv(file, separator):
+            reader = _csv_reader(file, separator, dtype=types, chunksize=size)
+        with reader:
+            while True:
+                with _faults_of_csv(file, separator):
+                    chunk = next(reader, None)
+                if chunk is None:
+                    break
+                if len(chunk):
+                    yield _checked_csv(chunk, file, names)
+
+
+def _csv_reader(path: Path, separator: str | None, **options: Any) -> Any:
+    """Open a CSV file, of which pandas then reads all rows or a chunk."""
+    options = {"iterator": True, "low_memory": False, "index_col": False} | options
+    return pandas_module().read_csv(path, sep=_separator(path, separator), **options)
+
+
+def _separator(path: Path, separator: str | None) -> str:
+    return separator or ("\t" if ".tsv" in (one.lower() for one in path.suffixes) else ",")
+
+
+def _csv_header(path: Path, separator: str | None) -> list[str]:
+    """Return the names in the header of a CSV file: pandas numbers those that occur twice."""
+    options = {"header": None, "nrows": 1, "dtype": str, "encoding": "utf-8-sig"}
+    with _faults_of_csv(path, separator):
+        header = pandas_module().read_csv(path, sep=_separator(path, separator), **options)
+    names: list[str] = header.iloc[0].dropna().tolist()
+    return names
+
+
+@contextmanager
+def _faults_of_csv(path: Path, separator: str | None) -> Iterator[None]:
+    """Name a CSV file in errors; rows that are longer than the header are one of them."""
+    pandas = pandas_module()
     try:
         with warnings.catch_warnings():
-            # pandas warns and drops fields of rows that are longer than the header: raise instead
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame = pandas.read_csv(path, sep=separator, low_memory=False, index_col=False)
-        header = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, encoding="utf-8-sig")
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # pandas would drop the further fields
+            yield
     except pandas.errors.ParserWarning as error:
         raise ValueError(
-            f"{str(path)!r} has more fields in a row than names in its header. If another mark than {separator!r} "
-            f"stands between its columns, name it, such as --separator ';'."
+            f"{str(path)!r} has more fields in a row than names in its header. If another mark than "
+            f"{_separator(path, separator)!r} stands between its columns, name it, such as --separator ';'."
         ) from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} cannot be read as a CSV file: save it in UTF-8. {error}") from error
     except (ValueError, OSError) as error:  # no table, an empty file, or one that is cut off
         raise ValueError(f"{str(path)!r} cannot be read as a CSV file: {error}") from error
-    return frame, header.iloc[0].dropna().tolist()
+
+
+def _checked_csv(frame: Any, path: Path, names: Sequence[str]) -> Any:
+    """Return rows of a CSV file whose header has these names."""
+    frame.columns = [str(name) for name in frame.columns]
+    _require_rows(len(frame), path)
+    _require_different(path, names)
+    if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
+        raise UsageError(
+            f"{str(path)!r} has one column, {frame.columns[0]!r}: name what stands between its columns, "
+            f"such as --separator ';'."
+        )
+    flags = [name for name in frame.columns if frame[name].dtype == object and _is_flag(frame[name])]
+    return frame.astype(dict.fromkeys(flags, "boolean"))
+
+
+def _is_flag(column: Any) -> bool:
+    """Return True if all values of a column that are not missing are truth values."""
+    return set(map(type, column.dropna())) == {bool}
 
 
 def pandas_module() -> ModuleType:

@@ -289,7 +289,7 @@ def _dataset(source: Any) -> tuple[Any, list[Any]]:
             "onnxtrain-sklearn[stream]."
         ) from error
 
-    dataset = _file_dataset(source) if isinstance(source, (str, os.PathLike, list, tuple)) else source
+    dataset = file_dataset(source) if isinstance(source, (str, os.PathLike, list, tuple)) else source
     if not isinstance(dataset, ds.FileSystemDataset):
         return dataset, []
     try:
@@ -406,7 +406,7 @@ def _row_group_batches(group: Any, schema: Any, size: int) -> Iterator[Any]:
             yield pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def _file_dataset(source: Any) -> Any:
+def file_dataset(source: Any) -> Any:
     """Return the data set of files: a path, a pattern, a folder, an address, or a list of paths."""
     import pyarrow as pa
     import pyarrow.dataset as ds

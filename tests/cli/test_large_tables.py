@@ -1,0 +1,235 @@
+"""Tables that are read in pieces, from files, folders and patterns: predictions and trainings of the command line."""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+
+from onnxtrain_sklearn import MLP, OrtGradientClassifier
+from onnxtrain_sklearn._cli import predict
+from tests.cli.tables import program_json
+from tests.helpers.command import main
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+ROWS = 20_001
+"""Rows of three chunks, the last of which is small."""
+
+COLUMNS = ["a", "b", "c"]
+
+
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(ROWS, 3)), columns=COLUMNS)
+    return frame.assign(y=np.where(frame["a"] + frame["b"] ** 2 > 1, "yes", "no"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An ONNX file of a classifier of the first columns, and its probabilities of all rows."""
+    frame = table()
+    fitted = OrtGradientClassifier(MLP((8,)), max_iter=1, random_state=0).fit(frame[COLUMNS], frame["y"])
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    content = fitted.to_onnx().SerializeToString()
+    path.write_bytes(content)
+    session, X = onnxruntime.InferenceSession(content), frame[COLUMNS].to_numpy(np.float32)
+    parts = [session.run(["probabilities"], {"X": X[i : i + 8192]})[0] for i in range(0, ROWS, 8192)]
+    return path, np.concatenate(parts)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    """Read pieces of a chunk, of which the table has three."""
+    monkeypatch.setattr(predict, "PIECE_ROWS", 1000)
+
+
+def write_parquet(path, frame, rows=777):
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), path, row_group_size=rows)
+    return path
+
+
+def write_csv(path, frame):
+    path.parent.mkdir(exist_ok=True)
+    frame.to_csv(path, index=False)
+    return path
+
+
+def source(kind, folder, frame):
+    """Write a table in some form; return the argument for it."""
+    if kind in ("a.parquet", "a.csv", "a.csv.gz"):
+        return (write_parquet if kind == "a.parquet" else write_csv)(folder / kind, frame)
+    write, ending = (write_parquet, "parquet") if "parquet" in kind else (write_csv, "csv")
+    for i, start in enumerate((0, 300, 12_000)):
+        write(folder / "in" / f"{i}.{ending}", frame[start : (300, 12_000, ROWS)[i]])
+    return folder / "in" / f"*.{ending}" if kind.startswith("pattern") else folder / "in"
+
+
+SOURCES = [
+    "a.parquet",
+    "a.csv",
+    "a.csv.gz",
+    "folder of parquet",
+    "pattern of parquet",
+    "folder of csv",
+    "pattern of csv",
+]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("output", ["out/", "out.parquet", "out.csv", "out.csv.gz", None])
+def test_pieces_are_predicted_like_the_whole_table(kind, output, model, tmp_path, capsys):
+    path, expected = model
+    data = source(kind, tmp_path, table())
+    if output is None:
+        status, told = program_json(capsys, "predict", path, data, "--drop", "y", "--keep", "y")
+        found = pd.DataFrame(told["predictions"])
+    else:
+        out = f"{tmp_path}/new/{output}"
+        status, told = program_json(
+            capsys, "predict", path, data, "--columns", *COLUMNS, "--keep", "y", "--output", out
+        )
+        found = (pd.read_csv if ".csv" in out else pd.read_parquet)(out)
+        assert told["output"] == out.rstrip("/")
+        assert os.listdir(tmp_path / "new") == [output.rstrip("/")]
+    assert (status, told["rows"]) == (0, ROWS)
+    assert told["columns"] == list(found.columns) == ["y", "label", "probabilities_0", "probabilities_1"]
+    assert (found["y"] == table()["y"]).all()
+    assert np.array_equal(found.iloc[:, 2:].to_numpy(np.float32), expected)
+    assert (found["label"] == np.array(["no", "yes"])[expected.argmax(axis=1)]).all()
+
+
+def test_folder_of_predictions_has_files_in_order(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(predict, "FILE_ROWS", 10_000)
+    path, expected = model
+    data = write_parquet(tmp_path / "a.parquet", table())
+    assert main(["predict", str(path), str(data), "--drop", "y", "--output", f"{tmp_path}/out/"]) == 0
+    assert sorted(os.listdir(tmp_path / "out")) == [f"part-0000{i}.parquet" for i in range(3)]
+    assert np.array_equal(pd.read_parquet(tmp_path / "out").iloc[:, 1:].to_numpy(), expected)
+
+
+def test_kept_columns_have_their_types_in_parquet(model, tmp_path, capsys):
+    path, _ = model
+    frame = table().drop(columns="y")
+    some = np.arange(ROWS) > 15_000
+    kept = pa.table(
+        {
+            "number": pa.array(np.arange(ROWS), mask=some),
+            "flag": pa.array(np.arange(ROWS) % 2 == 0, mask=some),
+            "day": pa.array([datetime.date(2024, 1, 1)] * ROWS),
+            "kind": pa.array(["u", None, "v"] * (ROWS // 3)).dictionary_encode(),
+        }
+    )
+    data = pa.Table.from_pandas(frame)
+    for name in kept.column_names:
+        data = data.append_column(name, kept.column(name))
+    pq.write_table(data, tmp_path / "a.parquet", row_group_size=5000)
+    keep = ["--columns", *COLUMNS, "--keep", *kept.column_names]
+    assert program_json(capsys, "predict", path, tmp_path / "a.parquet", *keep, "--output", f"{tmp_path}/out/")[0] == 0
+    found = pq.read_table(tmp_path / "out").select(kept.column_names)
+    assert found.equals(kept.set_column(3, "kind", kept.column("kind").cast(pa.string())))
+    # Whole numbers stay whole in CSV and JSON too, in pieces with and without missing ones.
+    program_json(capsys, "predict", path, tmp_path / "a.parquet", *keep, "--output", tmp_path / "out.csv")
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert [lines[i].split(",")[:3] for i in (1, 15_001, 15_002)] == [
+        ["0", "True", "2024-01-01"],
+        ["15000", "True", "2024-01-01"],
+        ["", "", "2024-01-01"],
+    ]
+    told = program_json(capsys, "predict", path, tmp_path / "a.parquet", *keep)[1]["predictions"]
+    assert told["number"] == kept["number"].to_pylist()
+    assert told["flag"] == kept["flag"].to_pylist()
+
+
+def test_types_of_a_csv_file_are_those_of_all_its_rows(tmp_path, capsys):
+    """Codes are text because of the last rows, and 007 is not 7."""
+    n = 9000
+    frame = pd.DataFrame({"code": ["007"] * n, "flag": ["True"] * n, "size": ["3"] * n, "empty": [""] * n})
+    frame.iloc[-3:] = [["x", "", "2.5", ""], ["y", "False", "", ""], ["", "", "", ""]]
+    path = tmp_path / "a.csv"
+    frame.assign(y=np.arange(n) % 2).to_csv(path, index=False)
+    options = ["--target", "y", "--model", "mlp", "--drop", "empty", "--set", "max_iter=1", "--quiet"]
+    file = tmp_path / "m.onnx"
+    assert program_json(capsys, "train", path, *options, "--output", file)[0] == 0
+    keep = ["--drop", "y", "--keep", "code", "flag", "size", "empty"]
+    status, told = program_json(capsys, "predict", file, path, *keep)
+    assert status == 0
+    found, whole = pd.DataFrame(told["predictions"]), pd.read_csv(path, low_memory=False)
+    assert found["code"].astype(object).where(found["code"].notna(), None).tolist() == [
+        *["007"] * (n - 3),
+        "x",
+        "y",
+        None,
+    ]
+    assert [*found["flag"][:1], *found["flag"][-3:]] == [True, None, False, None]
+    assert found["size"].isna().sum() == 2
+    assert found["size"].tolist()[-4:-2] == [3.0, 2.5]
+    # the predictions are those of the encoder's categories "007", "x" and "y"
+    session = onnxruntime.InferenceSession(file)
+    assert [one.name for one in session.get_inputs()] == ["code", "flag", "size"]
+    feeds = {
+        "code": np.array([[str(c) if isinstance(c, str) else ""] for c in whole["code"]], object),
+        "flag": whole["flag"].map({True: 1.0, False: 0.0}).to_numpy(np.float32)[:, None],
+        "size": whole["size"].to_numpy(np.float32)[:, None],
+    }
+    expected = session.run(["probabilities"], feeds)[0]
+    np.testing.assert_allclose(found[["probabilities_0", "probabilities_1"]], expected, rtol=1e-5)
+
+
+def test_error_in_a_late_piece_leaves_no_output(model, tmp_path, capsys):
+    path, _ = model
+    frame = table().astype({"y": object})
+    data = write_csv(tmp_path / "a.csv", frame)
+    with open(data, "a") as file:
+        file.write("1,2,3,yes,5\n")
+    for output in ("out.csv", "out.parquet", "out/"):
+        arguments = ["predict", path, data, "--drop", "y", "--output", f"{tmp_path}/{output}"]
+        status, told = program_json(capsys, *arguments)
+        assert status == 1
+        assert "a.csv' cannot be read as a CSV file: " in told["error"]["message"]
+        assert os.listdir(tmp_path) == ["a.csv"]
+
+
+REFUSED = {
+    "files in the folder": (["in", "--output", "in/"], "is not empty"),
+    "file as a folder": (["in", "--output", "in/0.csv/"], "is a file"),
+    "archive": (["in", "--output", "out.zip"], "is an archive"),
+    "table as output": (["in", "--output", "in/1.csv"], "is a table that is read"),
+    "no match": (["in/*.parquet", "--output", "out.csv"], "There is no file"),
+    "mixed files": (["mixed"], "holds Parquet files and others, such as 'b.csv'"),
+    "empty folder": (["none"], "holds no file"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_unusable_files_are_refused_before_the_work(arguments, message, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source("folder of csv", tmp_path, table())
+    write_parquet(tmp_path / "mixed" / "a.parquet", table()[:9])
+    write_csv(tmp_path / "mixed" / "b.csv", table()[:9])
+    (tmp_path / "none").mkdir()
+    status, told = program_json(capsys, "predict", model[0], *arguments)
+    assert (status, told["error"]["type"]) == (2, "UsageError")
+    assert message in told["error"]["message"]
+
+
+def test_files_of_other_columns_are_refused(model, tmp_path, capsys):
+    write_csv(tmp_path / "in" / "a.csv", table()[:9])
+    write_csv(tmp_path / "in" / "b.csv", table()[:9][["b", "a", "c", "y"]])
+    status, told = program_json(capsys, "predict", model[0], tmp_path / "in", "--drop", "y")
+    assert status == 1
+    assert "b.csv' has the columns ['b', 'a', 'c', 'y'], but" in told["error"]["message"]
+
+
+def test_output_may_be_a_device(model, tmp_path):
+    data = write_parquet(tmp_path / "a.parquet", table())
+    before = os.stat(os.devnull).st_mode
+    assert main(["predict", str(model[0]), str(data), "--drop", "y", "--output", os.devnull]) == 0
+    assert os.stat(os.devnull).st_mode == before
