@@ -17,7 +17,6 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, AdamW, FineTuner, LoRA, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._ort.objects import read_adapter, write_adapter
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError, RuntimeNotFoundError
 from tests.helpers.data import DATA
 from tests.helpers.environment import each_engine
@@ -336,17 +335,20 @@ def test_adapter_files_come_back(adapters, tmp_path):
 
 @pytest.mark.skipif(not HAS_FILES, reason="needs adapter files")
 def test_arrays_of_an_adapter_file_that_share_their_bytes(tmp_path):
-    a, b = np.arange(5, dtype=np.float32), np.arange(6, 11, dtype=np.float32)
-    write_adapter(tmp_path / "x.onnx_adapter", {"a": a, "b": b})
-    content = bytearray((tmp_path / "x.onnx_adapter").read_bytes())
-    assert read_adapter(tmp_path / "x.onnx_adapter")["b"].tolist() == [6, 7, 8, 9, 10]
-    one, other = (content.index(array.astype("<f4").tobytes()) - 4 for array in (a, b))
+    path, fitted = tmp_path / "x.onnx_adapter", adapted().fit(X, y)
+    fitted.save_adapter(path)
+    content, predictions = bytearray(path.read_bytes()), fitted.predict(X)
+    stored = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
+    arrays = [value.numpy() for value in stored.values() if np.prod(value.shape()) == 12]
+    one, other = sorted(content.index(array.astype("<f4").tobytes()) - 4 for array in arrays)
     for place in range(0, one, 4):  # a FlatBuffer names a place by how far on it lies
-        if place + int.from_bytes(content[place : place + 4], "little") == other:
-            content[place : place + 4] = (one - place).to_bytes(4, "little")
-    (tmp_path / "x.onnx_adapter").write_bytes(content)
+        if place + int.from_bytes(content[place : place + 4], "little") == one:
+            content[place : place + 4] = (other - place).to_bytes(4, "little")
+    assert content != path.read_bytes()
+    path.write_bytes(content)
     with pytest.raises(ModelError, match="overlap"):
-        read_adapter(tmp_path / "x.onnx_adapter")
+        fitted.load_state(path)
+    assert_array_equal(fitted.predict(X), predictions)
 
 
 def cases():

@@ -7,7 +7,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators.finetuning import TUNED_PIECE
 from tests.helpers.environment import each_engine
 from tests.helpers.fine_tuning import prepared_trainer
 from tests.helpers.graphs import model
@@ -46,7 +45,7 @@ def test_equal_maps_leave_model_unchanged():
 
 
 def test_targets_of_several_pieces_of_the_data_are_those_of_the_rows():
-    y = np.arange(2 * TUNED_PIECE, dtype=np.float64)
+    y = np.arange(4096, dtype=np.float64)  # several times the rows of a piece
     estimator = OrtGradientRegressor(model(x="float[N, 3] X"), finetune=FineTuner(), random_state=0)
     objective = prepared_trainer(estimator, np.eye(3, dtype=np.float32)[y.astype(int) % 3], y)._objective
     assert_array_equal(objective.targets(), y[objective.rows])

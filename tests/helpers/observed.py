@@ -13,8 +13,10 @@ from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._ort import sessions
+from onnxtrain_sklearn._training import passes
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.passes import PassGraph
+from onnxtrain_sklearn._training.programs import PassSource
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn._training.updates import RowUpdate
 
@@ -29,6 +31,14 @@ def record_sessions(monkeypatch: pytest.MonkeyPatch, recorded: Callable[..., Any
         return create(*arguments, **keywords)
 
     monkeypatch.setattr(sessions, "create_session", recording)
+    return found
+
+
+def record_inference_graphs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Return a list that gets the graph of each structure that is built to predict by."""
+    found: list[object] = []
+    build = predictor.inference_model
+    monkeypatch.setattr(predictor, "inference_model", lambda *a, **k: found.append(build(*a, **k)) or found[-1])
     return found
 
 
@@ -83,6 +93,16 @@ def updates_by_rows(estimator: Any) -> bool:
     """Return True if the last step updated only the rows that occur."""
     found = estimator._state.live.step._updates
     return found is not None and any(isinstance(one, RowUpdate) for group in found.groups for one in group.updates)
+
+
+def adds_by_rows(estimator: Any) -> bool:
+    """Return True if the last step added up gradients of only the rows that occur."""
+    return bool(estimator._state.live.step.passes.row_sparse)
+
+
+def forbid_row_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute the gradients of all rows, also of those that do not occur."""
+    monkeypatch.setattr(passes, "PassSource", lambda *data, **form: PassSource(*data, **{**form, "adds_rows": False}))
 
 
 def record_pass_sessions(

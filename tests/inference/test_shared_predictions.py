@@ -11,9 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._inference import predictor
-from onnxtrain_sklearn._inference.graph import inference_model
-from tests.helpers.observed import record_sessions
+from tests.helpers.observed import record_inference_graphs, record_sessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -42,8 +40,7 @@ def test_scaled_targets_share_the_graph_that_predicts(clips, monkeypatch):
     fitted = [OrtGradientRegressor(MLP((5,)), clip_predictions=clips, max_iter=3).fit(X, y) for y in targets]
     expected = [pickle.loads(pickle.dumps(one)).model_.SerializeToString() for one in fitted]
     clear_cache()
-    made: list[object] = []
-    monkeypatch.setattr(predictor, "inference_model", lambda *a, **k: made.append(a) or inference_model(*a, **k))
+    made = record_inference_graphs(monkeypatch)
     for one, proto in zip(fitted, expected, strict=True):
         session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])
         assert_array_equal(pickle.loads(pickle.dumps(one)).predict(X), session.run(None, {"X": X})[0].ravel())

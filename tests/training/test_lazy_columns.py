@@ -12,7 +12,6 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._training.passes import LEAST_ELEMENTS_PER_INDEX, LEAST_ROWS_PER_INDEX
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, RMSprop
 from tests.helpers.environment import available_engines
 from tests.helpers.observed import updates_by_rows
@@ -245,7 +244,7 @@ def test_training_graphs_go_on_as_the_estimator(form, settings, tmp_path):
 @pytest.mark.parametrize("outputs", [1, 20])
 def test_exact_updates_of_few_columns_are_those_of_all(optimizer, outputs):
     """Of some minibatches the columns that occur are updated, of one all, as it has more numbers."""
-    width = BATCH * 3 * max(LEAST_ELEMENTS_PER_INDEX // outputs, LEAST_ROWS_PER_INDEX)
+    width = BATCH * 3 * max(128 // outputs, 16)  # between the numbers of both kinds of minibatches
     counts = np.where((np.arange(N) >= BATCH) & (np.arange(N) < 2 * BATCH), 5, 2)
     ends, places = np.concatenate([[0], np.cumsum(counts)]), RNG.integers(width, size=counts.sum())
     rows = sp.csr_matrix((RNG.random(len(places)).astype(np.float32), places, ends), shape=(N, width))

@@ -10,14 +10,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import LBFGS, SGD, AdamW, OrtGradientRegressor, Runtime
-from onnxtrain_sklearn._estimators.config import lazy_rows_of
-from onnxtrain_sklearn._training import passes
-from onnxtrain_sklearn._training.programs import PassSource
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.optimizers import Adagrad, Adam, Lion, Optimizer, RMSprop
-from tests.helpers.environment import available_engines
-from tests.helpers.gpu import gpu
-from tests.helpers.observed import updates_by_rows
+from tests.helpers.environment import OWN_MEMORY, available_engines
+from tests.helpers.observed import adds_by_rows, forbid_row_gradients, updates_by_rows
 from tests.helpers.step_options import configured, with_options
 
 WORDS, WIDTH, LENGTH, BATCH = 1500, 4, 3, 8
@@ -156,10 +152,10 @@ def test_accumulated_minibatches_update_union_of_rows(name):
 def test_exact_updates_are_those_of_all_rows(monkeypatch, optimizer, settings, by_rows, engine):
     sparse = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
     assert updates_by_rows(sparse) == by_rows
-    assert sparse._state.live.step.passes.row_sparse
-    monkeypatch.setattr(passes, "PassSource", lambda *data, **form: PassSource(*data, **{**form, "adds_rows": False}))
+    assert adds_by_rows(sparse)
+    forbid_row_gradients(monkeypatch)
     dense = new(**{"optimizer": optimizer, "engine": engine} | settings).fit(X, Y)
-    assert not dense._state.live.step.passes.row_sparse
+    assert not adds_by_rows(dense)
     for name, weight in dense.weights_.items():
         assert_allclose(sparse.weights_[name], weight, rtol=0, atol=1e-5)
     assert_allclose(sparse.loss_curve_, dense.loss_curve_, rtol=1e-5)
@@ -290,14 +286,14 @@ def test_optimizers_of_a_user_update_all_rows():
         new(optimizer=with_options(Centered(), lazy_rows=True)).fit(X, Y)
 
 
-def test_unsupported_lazy_updates_are_refused():
+def test_unsupported_lazy_updates_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="Invalid parameter 'lazy_rows' for estimator LBFGS"):
         new(optimizer=LBFGS(), optimizer__lazy_rows=True)
     with pytest.raises(ValueError, match="The 'lazy_rows' parameter of AdamW must be a bool"):
         new(optimizer__lazy_rows="lazy").fit(X, Y)
-    device = gpu()
-    with pytest.raises(ValueError, match="in the host's memory, but training runs on 'cuda'"):
-        lazy_rows_of(AdamW(lazy_rows=True), device)
+    monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
+    with pytest.raises(ValueError, match="in the host's memory, but training runs on 'cpu'"):
+        new(optimizer__lazy_rows=True).fit(X, Y)
 
 
 def test_activations_are_computed_again_beside_embeddings():
