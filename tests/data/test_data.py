@@ -257,3 +257,22 @@ def test_wrong_dicts(X, specs, error, message):
 
 
 # Equal rows, rows of weight zero
+
+
+def test_rows_of_a_slice_are_a_view():
+    data = np.arange(12, dtype=np.float32).reshape(6, 2)
+    data.flags.writeable = False
+    float32, float64 = InputData(data, np.dtype(np.float32)), InputData(data, np.dtype(np.float64))
+    assert np.shares_memory(float32.rows(slice(2, 5)), data)
+    for column in (float32, float64):
+        np.testing.assert_array_equal(column.rows(slice(2, 5)), data[2:5])
+
+
+def test_read_only_rows_are_gathered_without_copy(monkeypatch, tmp_path):
+    path = tmp_path / "X.npy"
+    np.save(path, np.arange(12, dtype=np.float32).reshape(6, 2))
+    mapped = np.load(path, mmap_mode="r")
+    monkeypatch.setattr(InputData, "rows", lambda *args: pytest.fail("rows were copied"))
+    out = np.zeros((2, 2), np.float32)
+    InputData(mapped, np.dtype(np.float32)).into(out)(np.array([3, 1]))
+    np.testing.assert_array_equal(out, [[6, 7], [2, 3]])

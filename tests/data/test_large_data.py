@@ -9,7 +9,6 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data.columns import InputData
 from tests.helpers.processes import run_in_new_process
 
 PROGRAM = """
@@ -53,25 +52,6 @@ def test_fit_and_predict_of_a_mapped_file_take_little_memory(settings, tmp_path)
         file.truncate(rows * 4000)  # 400 MB
     program = PROGRAM.replace("PATH", repr(str(path))).replace("ROWS", str(rows))
     run_in_new_process(program.replace("SETTINGS", repr(settings)).replace("LIMIT", "100"))
-
-
-def test_rows_of_a_slice_are_a_view():
-    data = np.arange(12, dtype=np.float32).reshape(6, 2)
-    data.flags.writeable = False
-    float32, float64 = InputData(data, np.dtype(np.float32)), InputData(data, np.dtype(np.float64))
-    assert np.shares_memory(float32.rows(slice(2, 5)), data)
-    for column in (float32, float64):
-        assert_array_equal(column.rows(slice(2, 5)), data[2:5])
-
-
-def test_read_only_rows_are_gathered_without_copy(monkeypatch, tmp_path):
-    path = tmp_path / "X.npy"
-    np.save(path, np.arange(12, dtype=np.float32).reshape(6, 2))
-    mapped = np.load(path, mmap_mode="r")
-    monkeypatch.setattr(InputData, "rows", lambda *args: pytest.fail("rows were copied"))
-    out = np.zeros((2, 2), np.float32)
-    InputData(mapped, np.dtype(np.float32)).into(out)(np.array([3, 1]))
-    assert_array_equal(out, [[6, 7], [2, 3]])
 
 
 GRAPH = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] Y) {

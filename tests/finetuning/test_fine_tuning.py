@@ -1,9 +1,8 @@
-"""Fine-tuning: anchors, the pull towards them and the choice among them, against references in float64."""
+"""Fine-tuning: its loss against NumPy, the weights it may move, and what it is better than."""
 
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._anchored_search.objective import OutputWeights, anchors, no_output_weights
-from onnxtrain_sklearn._anchored_search.search import Candidate, Paths, metric, shares
-from onnxtrain_sklearn._anchored_search.tuning_trainer import FineTuningTrainer
 from tests.helpers.environment import each_engine
 from tests.helpers.fine_tuning import prepared_trainer
 
@@ -37,25 +33,9 @@ def ridge():
     return make_pipeline(StandardScaler(), Ridge()).fit(X[OLD], Y[OLD])
 
 
-def trainer_of(model, y=Y[NEW], **settings) -> FineTuningTrainer:
+def trainer_of(model, y=Y[NEW], **settings):
     estimator = OrtGradientRegressor(model, random_state=0, **settings)
     return prepared_trainer(estimator, X[NEW], y)
-
-
-@dataclass
-class Quadratic:
-    """The mean squared error of a linear model in numpy, in place of a graph's."""
-
-    X: np.ndarray
-    y: np.ndarray
-
-    @property
-    def weights(self) -> np.ndarray:
-        return np.ones(len(self.y))
-
-    def __call__(self, vector, weights):
-        residuals, total = self.X @ vector - self.y, weights.sum()
-        return weights @ residuals**2 / total, 2 * self.X.T @ (weights * residuals) / total
 
 
 @each_engine
@@ -72,38 +52,6 @@ def test_weighted_loss_and_gradient_equal_numpy(engine):
     assert_allclose(loss, weights @ residuals**2 / weights.sum(), rtol=1e-5)
     expected = 2 * np.append(rows.T @ (weights * residuals), weights @ residuals) / weights.sum()
     assert_allclose(gradient, expected, rtol=1e-4)
-
-
-def test_the_end_of_a_path_is_the_minimum_with_the_pull():
-    rng = np.random.RandomState(0)
-    objective = Quadratic(rng.randn(40, 5), rng.randn(40))
-    anchor, scale = rng.randn(5), np.array([1.0, 10.0, 0.1, 1.0, 3.0])
-    output = no_output_weights(5)
-    paths = Paths(FineTuner(0.01, max_iter=1000), objective, anchor, output, scale)
-    (_, start), (_, end) = paths.along("old", anchor, objective.weights, (0.01,))
-    loss, gradient = objective(anchor, objective.weights)
-    pull = 0.01 * 0.5 * (gradient**2 / scale).sum() / (0.003 * loss)
-    hessian = 2 * objective.X.T @ objective.X / 40
-    expected = anchor - np.linalg.solve(hessian + pull * np.diag(scale), gradient)
-    assert_array_equal(start, anchor)
-    assert_allclose(end, expected, atol=2e-3)
-    assert np.abs(expected - anchor).max() > 0.1
-
-
-def test_anchors_are_the_old_weights_with_the_best_shift_and_scale():
-    rng = np.random.RandomState(0)
-    objective = Quadratic(np.column_stack([rng.randn(50, 2), np.ones(50)]), rng.randn(50) + 2)
-    weights, old = rng.rand(50), np.array([1.0, -2.0, 0.5])
-    scores = objective.X @ old
-    output = OutputWeights(np.ones(3, bool), np.array([[2]]), float(np.sqrt(np.mean(scores**2))))
-    found = anchors(objective, old, output, weights)
-    mean = np.average(objective.y, weights=weights)
-    slope = np.cov(scores, objective.y, aweights=weights)[0, 1] / np.cov(scores, aweights=weights)
-    shift = mean - slope * np.average(scores, weights=weights)
-    assert_array_equal(found["old"], old)
-    assert_allclose(found["shifted"], [1.0, -2.0, 0.5 + mean - np.average(scores, weights=weights)], atol=1e-4)
-    assert_allclose(found["rescaled"], [slope, -2 * slope, 0.5 * slope + shift], atol=1e-3)
-    assert_allclose(found["zero"], [0.0, 0.0, mean], atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -138,32 +86,6 @@ def test_the_weights_that_scale_and_shift_the_scores_are_found(model, scaled, sh
     assert found == scaled
     assert_array_equal(output.shifts.ravel(), np.arange(len(output.scaled))[parameters.span(shift)])
     assert output.linear is linear
-
-
-def test_a_column_in_other_units_counts_by_its_square():
-    rows = X[NEW].copy()
-    old = Ridge().fit(X[OLD], Y[OLD])
-    plain = trainer_of(old)
-    rows[:, 2] *= 1000.0
-    old.coef_[2] /= 1000.0
-    other = prepared_trainer(OrtGradientRegressor(old, random_state=0), rows, Y[NEW])
-    first, second = (
-        metric(one._objective, one._vector.astype(float), np.random.RandomState(0))[:10] for one in (plain, other)
-    )
-    assert first.max() / first.min() < 10
-    assert second[2] / np.delete(second, 2).mean() > 1000
-
-
-def test_shares_fall_with_standard_errors_from_the_best():
-    sizes, noise, signs = np.ones(20), np.random.RandomState(0).randn(20), np.tile([1.0, -1.0], 10)
-    losses = [1 + noise, 1.2 + noise + 0.9 * signs, 9 + noise]
-    candidates = [Candidate(name, 1.0, loss) for name, loss in zip("aab", losses, strict=True)]
-    found = shares(candidates, sizes, linear=True)
-    expected = np.exp(-2 * 0.2 / (0.9 / np.sqrt(20)))
-    assert_allclose(found, np.array([1.0, expected, 0.0]) / (1 + expected), rtol=1e-6)
-    far = [Candidate("a", 1.0, losses[0]), Candidate("b", 1.0, losses[0] + 0.01 * signs)]
-    assert (shares(far, sizes, linear=False) > 0).sum() == 1
-    assert (shares(far, sizes, linear=True) > 0).sum() == 2
 
 
 @each_engine

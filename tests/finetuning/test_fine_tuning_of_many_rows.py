@@ -10,7 +10,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._anchored_search.search import UNUSED, folds_of
 from tests.helpers.observed import wrap_passes
 
 RNG = np.random.RandomState(0)
@@ -18,23 +17,6 @@ X = RNG.randn(21_000, 6).astype(np.float32)
 NUMBER = X @ [1.0, -2.0, 0.5, 0.0, 3.0, 1.0] + RNG.randn(len(X))
 OLD, NEW = slice(0, 1000), slice(1000, None)
 DRIFTED = NUMBER + 2 * X[:, 3] + 5
-
-
-@pytest.mark.parametrize(
-    ("n_rows", "counts"), [(70, [14] * 5), (2999, [1999, *[200] * 5]), (3000, [2000, 1000]), (9000, [4000, 4000, 1000])]
-)
-def test_many_rows_are_held_out_once_and_not_all_are_trained_on(n_rows, counts):
-    targets = np.random.default_rng(0).normal(size=n_rows)
-    folds = folds_of(targets, 7, 5, np.random.RandomState(0))
-    assert_array_equal(np.unique(folds, return_counts=True)[1], counts)
-    assert (folds == UNUSED).any() == (n_rows > 5000)
-    means = [targets[folds == fold].mean() for fold in range(folds.max() + 1)]
-    assert_allclose(means, targets[folds >= 0].mean(), atol=0.15 if n_rows == 70 else 0.02)  # targets are spread evenly
-
-
-def test_fewer_rows_choose_among_many_weights():
-    folds = folds_of(np.arange(1200.0), 100_000, 5, np.random.RandomState(0))
-    assert_array_equal(np.unique(folds, return_counts=True)[1], [200, 800, 200])
 
 
 def rows_computed(monkeypatch, fit):

@@ -1,4 +1,4 @@
-"""Fine-tuning with old rows beside the new ones, the choice among the candidates, and the record of it."""
+"""Fine-tuning with old rows beside the new ones, and the record of the candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._anchored_search.search import Candidate, chosen
 from tests.helpers.environment import each_engine
 
 X, Y = load_diabetes(return_X_y=True)
@@ -119,49 +118,6 @@ def test_old_rows_of_unknown_classes_are_refused():
 def test_old_rows_without_fine_tuning_are_refused(setting):
     with pytest.raises(ValueError, match="X_old and y_old have a use in fine-tuning only"):
         regressor().set_params(**setting).fit(X[NEW], Y[NEW], **WITH_OLD)
-
-
-class Known:
-    """Held-out losses that are known, in place of those of a graph."""
-
-    averages = True
-    sizes = np.ones(10)
-
-    def losses(self, vectors):
-        return vectors[0]
-
-    def mean(self, losses):
-        return float(losses.mean())
-
-
-NOISE = np.tile([1.0, -1.0], 5)
-
-
-def candidates(old, tuned):
-    return [Candidate("old", np.inf, old, [old]), Candidate("old", 1.0, tuned, [tuned])]
-
-
-@pytest.mark.parametrize(("margin", "taken"), [(0.0, [0, 1]), (0.9, [0, 1]), (1.1, [1, 0])])
-def test_the_old_model_stays_unless_it_is_beaten_by_the_margin(margin, taken):
-    tuned = 2.0 - 0.1 + 0.1 * np.sqrt(10) * NOISE  # better by one standard error
-    found = chosen(candidates(np.full(10, 2.0), tuned), Known(), linear=False, margin=margin)
-    assert_array_equal((found.shares > 0.5).astype(int), taken)
-    assert_allclose(found.report()["gain"], [0.0, 0.1], atol=1e-9)
-    assert_allclose(found.report()["standard_error"], [0.0, 0.1], atol=1e-9)
-
-
-def test_nothing_is_worse_than_the_old_model_on_the_held_out_rows():
-    worse = chosen(candidates(np.full(10, 2.0), 2.01 + NOISE), Known(), linear=True, margin=0.0)
-    assert_array_equal(worse.shares, [1.0, 0.0])
-    broken = chosen(candidates(np.full(10, 2.0), np.full(10, np.nan)), Known(), linear=True, margin=0.0)
-    assert_array_equal(broken.shares, [1.0, 0.0])
-
-
-def test_recalibration_is_chosen_if_mean_does_not_beat_old_model():
-    old, tuned = np.full(10, 2.0), 1.5 + 2 * np.sqrt(10) * NOISE
-    shifted = Candidate("shifted", np.inf, old - 0.1, [old - 0.1])
-    found = chosen([*candidates(old, tuned), shifted], Known(), linear=False, margin=1.0)
-    assert_array_equal(found.shares, [0.0, 0.0, 1.0])
 
 
 def test_model_is_kept_if_new_rows_agree():

@@ -17,7 +17,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OrdinalEncoder
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._fitted.converters.trees import float32_cuts
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.converted import still
 from tests.helpers.environment import available_engines
@@ -190,23 +189,25 @@ class TestThresholds:
     @pytest.mark.parametrize(("left", "right"), [(6.42, 6.422), (0.7, 0.8), (1.0, 1 + 2.0**-23)])
     def test_halfway_between_two_numbers(self, left, right):
         """Decimals on the same grid and the neighbors themselves go where float64 sends them."""
-        threshold = np.array([(left + right) / 2])
-        numbers = np.array([left, round(float(threshold[0]), 4), right])
-        expected = numbers <= threshold
-        assert_array_equal(numbers.astype(np.float32) <= float32_cuts(threshold), expected)
-        assert expected[0]
-        assert not expected[2]
+        X = np.repeat([[left], [right]], 20, axis=0)
+        model = HistGradientBoostingRegressor(max_iter=1, learning_rate=1.0).fit(X, np.repeat([0.0, 1.0], 20))
+        numbers = np.array([[left], [round((left + right) / 2, 4)], [right]])
+        expected = model.predict(numbers)
+        assert_allclose(expected[[0, 2]], [0, 1], atol=1e-9)
+        assert_allclose(still(model, X, X[:, 0]).predict(numbers), expected, atol=1e-6)
 
     def test_numbers_of_float32_are_exact(self):
-        numbers = np.random.default_rng(0).normal(size=4000).astype(np.float32)
-        assert_array_equal(float32_cuts(numbers.astype(np.float64)), numbers)
-        ordered = np.unique(numbers)
-        cuts = float32_cuts((ordered[1:].astype(np.float64) + ordered[:-1]) / 2)
-        assert (ordered[:-1] <= cuts).all()
-        assert (ordered[1:] > cuts).all()
+        """Thresholds are halfway between neighbors, or numbers of the data."""
+        numbers = np.unique(np.random.default_rng(0).normal(size=400).astype(np.float32))[:, None]
+        numbers = np.concatenate([numbers, np.nextafter(numbers, np.float32(9))])
+        y = np.random.default_rng(1).normal(size=len(numbers))
+        settings = {"max_iter": 1, "learning_rate": 1.0, "min_samples_leaf": 1, "max_leaf_nodes": None}
+        for rows in (numbers, numbers[::4]):
+            model = HistGradientBoostingRegressor(**settings).fit(rows.astype(np.float64), y[: len(rows)])
+            found = still(model, rows, y[: len(rows)]).predict(numbers)
+            assert_allclose(found, model.predict(numbers), rtol=1e-5, atol=1e-6)
 
     def test_no_number_is_above_the_largest(self):
-        assert float32_cuts(np.array([1e300]))[0] == np.finfo(np.float32).max
         X = np.where(np.arange(200) % 3 > 0, 1.0, np.nan)[:, None]
         y = np.isnan(X[:, 0]).astype(float)
         model = HistGradientBoostingRegressor(max_iter=3).fit(X, y)

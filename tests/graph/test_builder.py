@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx.checker
 import onnx.parser
+import onnx.shape_inference
 import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from onnxtrain_sklearn._ir.queries import is_float, reaching, reads
-from onnxtrain_sklearn._ir.shapes import infer_shapes
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
 from tests.helpers.environment import LIMITS
@@ -29,7 +28,7 @@ def evaluate_built(op, value, x=X):
     """The value that ``value`` takes; the graph must be valid."""
     op.shape(value)
     op.graph.outputs.append(value)
-    proto = ir.to_proto(infer_shapes(ir.Model(op.graph, ir_version=8)))
+    proto = onnx.shape_inference.infer_shapes(ir.to_proto(ir.Model(op.graph, ir_version=8)), strict_mode=True)
     onnx.checker.check_model(proto, full_check=True)
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {"X": x})[0]
@@ -174,47 +173,6 @@ def test_shapes_are_inferred_on_demand():
     assert op.shape(op.MatMul(x, np.zeros((3, 2), np.float32))) == ("N", 2)
     assert op.shape(op.ReduceSum(x, keepdims=False)) == ()
     assert op.shape(op.emit("Mystery", x, domain="own")[0]) is None
-
-
-def graph_of(body, weights=""):
-    proto = onnx.parser.parse_model(f"""
-        <ir_version: 8, opset_import: ["": 18]>
-        g (float[N, 3] X, bool c) => (float[N, 3] Y) <float A = {{1}}, float B = {{1}}{weights}> {{ {body} }}""")
-    return infer_shapes(ir.from_proto(proto)).graph
-
-
-@pytest.mark.parametrize(
-    ("body", "reached"),
-    [
-        ("H = Mul(X, A) Y = Neg(H)", {"X", "A", "H", "Y"}),
-        ("i = Cast <to = 7> (A) H = Cast <to = 1> (i) Y = Mul(X, H)", {"X", "H", "Y"}),
-        ("m = Greater(X, A) Y = Where(m, X, B)", {"X", "B", "Y"}),
-        ("U = Neg(A) Y = Relu(X)", {"X", "Y"}),
-        (
-            "H = Mul(X, A) Y = If (c) <then_branch = t () => (float[N, 3] a) { a = Neg(H) }, "
-            "else_branch = e () => (float[N, 3] b) { k = Neg(B) b = Mul(X, k) }>",
-            {"X", "H", "A", "B", "Y", "a", "b", "k"},
-        ),
-    ],
-)
-def test_reaching_finds_all_dependencies_of_an_output(body, reached):
-    assert reaching(graph_of(body).outputs[0]) == reached
-
-
-def test_reads_of_a_node_and_its_subgraphs():
-    graph = graph_of("""Y = If (c) <then_branch = t () => (float[N, 3] a) { a = Identity(X) },
-        else_branch = e () => (float[N, 3] b) {
-            b = If (c) <then_branch = u () => (float[N, 3] p) { p = Mul(X, B) },
-                        else_branch = v () => (float[N, 3] q) { q = Neg(X) }> }>""")
-    assert {v.name for v in reads(graph[0])} >= {"c", "X", "B"}
-    assert "A" not in {v.name for v in reads(graph[0])}
-
-
-def test_float_or_unknown():
-    assert is_float(ir.val("x"))
-    assert is_float(ir.val("x", ir.DataType.FLOAT16))
-    assert not is_float(ir.val("x", ir.DataType.INT64))
-    assert not is_float(ir.val("x", ir.DataType.BOOL))
 
 
 def test_different_attributes_are_not_merged():

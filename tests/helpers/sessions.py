@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
+import pytest
+
+from onnxtrain_sklearn._ort import sessions
 
 
 def session(model):
@@ -39,3 +42,13 @@ def run_in_place(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> dict[str,
         binding.bind_output(output.name, "cpu", 0, a.dtype, a.shape, a.ctypes.data)
     session.run_with_iobinding(binding)
     return buffers
+
+
+def forget_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Know no library of custom operators, as in a process that was given none."""
+    monkeypatch.setattr(sessions, "_known_libraries", {})
+
+
+def replace_registration(monkeypatch: pytest.MonkeyPatch, register: Callable[[object, str], None]) -> None:
+    """Register libraries of custom operators by ``register`` instead of onnxruntime."""
+    monkeypatch.setattr(sessions, "register_library", register)

@@ -16,11 +16,12 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, Runtime
-from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
+from tests.helpers.sessions import forget_libraries, replace_registration
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
+LIBRARY_OPTION = "register_custom_ops_library"
 RNG = np.random.RandomState(0)
 X = RNG.standard_normal((40, 3)).astype(np.float32)
 PARTS = np.hstack([np.minimum(X, 0), np.maximum(X, 0)]).astype(np.float64)
@@ -68,11 +69,11 @@ class Stand:
 @pytest.fixture(params=["stand-in", "extensions"])
 def library(request, monkeypatch):
     """Return the path of a library, and the function that creates a session that has it."""
-    monkeypatch.setattr(sessions, "_known_libraries", {})
+    forget_libraries(monkeypatch)
     if request.param == "stand-in":
         stand = Stand()
-        monkeypatch.setattr(sessions, "register_library", stand.register)
-        monkeypatch.setattr(sessions.onnxruntime, "InferenceSession", stand.session)
+        replace_registration(monkeypatch, stand.register)
+        monkeypatch.setattr(onnxruntime, "InferenceSession", stand.session)
         options = onnxruntime.SessionOptions()
         stand.register(options, stand.path)
         return stand.path, partial(stand.session, settings=options, providers=["CPUExecutionProvider"])
@@ -85,16 +86,14 @@ def library(request, monkeypatch):
 def test_a_head_is_trained_behind_the_operator(library, monkeypatch):
     path, session = library
     y = X[:, 0].astype(np.float64)
-    fitted = OrtGradientRegressor(
-        network(), runtime=Runtime(session_options={sessions.LIBRARY_OPTION: path}), **STEP
-    ).fit(X, y)
+    fitted = OrtGradientRegressor(network(), runtime=Runtime(session_options={LIBRARY_OPTION: path}), **STEP).fit(X, y)
     expected = W.ravel() - 0.1 * 2 * PARTS.T @ (PARTS @ W.ravel() - y) / 40
     assert_allclose(fitted.weights_["W"].ravel(), expected, rtol=1e-4, atol=1e-6)
     assert_allclose(fitted.predict(X), PARTS @ expected, rtol=1e-4, atol=1e-5)
     assert fitted.describe().compared.startswith("file as given compared")
     (exported,) = session(fitted.to_onnx().SerializeToString()).run(None, {"X": X})
     assert_allclose(exported.ravel(), fitted.predict(X), rtol=1e-6)
-    monkeypatch.setattr(sessions, "_known_libraries", {})  # as in a process that was told of no library
+    forget_libraries(monkeypatch)  # as in a process that was told of no library
     assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict(X), fitted.predict(X))
 
 
@@ -112,7 +111,7 @@ def test_more_than_a_linear_head(library):
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in held.items())
     settings = {
-        "runtime": Runtime(session_options={sessions.LIBRARY_OPTION: [path]}),
+        "runtime": Runtime(session_options={LIBRARY_OPTION: [path]}),
         "random_state": 0,
         "batch_size": 16,
     }
@@ -125,7 +124,7 @@ def test_more_than_a_linear_head(library):
 def test_gradients_do_not_pass_the_operator(library):
     path, _ = library
     deeper = network("h = MatMul(X, U) a, b = ai.onnx.contrib.NegPos(h)", U=np.eye(3, dtype=np.float32))
-    settings = {"runtime": Runtime(session_options={sessions.LIBRARY_OPTION: path}), **STEP}
+    settings = {"runtime": Runtime(session_options={LIBRARY_OPTION: path}), **STEP}
     with pytest.raises(UnsupportedOperatorError, match="NegPos"):
         OrtGradientRegressor(deeper, **settings).fit(X, X[:, 0])
     fitted = OrtGradientRegressor(deeper, trainable="W", **settings).fit(X, X[:, 0])
@@ -145,7 +144,7 @@ def test_libraries_that_cannot_be_loaded():
         ("/no/such/library.so", ModelError, "cannot load the library of custom operators '/no/such/library.so'"),
         ([3], TypeError, "must be the path of a library, or a list of paths"),
     ):
-        model = OrtGradientRegressor(network(), runtime=Runtime(session_options={sessions.LIBRARY_OPTION: given}))
+        model = OrtGradientRegressor(network(), runtime=Runtime(session_options={LIBRARY_OPTION: given}))
         with pytest.raises(error, match=message):
             model.fit(X, X[:, 0])
         assert not hasattr(model, "loss_")

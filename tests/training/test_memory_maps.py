@@ -15,8 +15,6 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientRegressor
-from onnxtrain_sklearn._training.parameters import FlatParameters, owned
-from onnxtrain_sklearn._training.step_parts import OptimizerState
 from tests.helpers.environment import available_engines
 from tests.helpers.processes import run_in_new_process
 
@@ -134,31 +132,3 @@ assert (estimators[0].predict(mapped[0]) == estimators[1].predict(X)).all()
 """,
         tmp_path,
     )
-
-
-def test_foreign_and_read_only_arrays_are_copied(tmp_path):
-    plain = np.arange(6.0)
-    assert owned(plain) is plain
-    np.save(tmp_path / "array.npy", plain)
-    read_only = plain.copy()
-    read_only.flags.writeable = False
-    others = [np.load(tmp_path / "array.npy", mmap_mode=mode) for mode in ("r", "r+", "c")]
-    for array in [*others, read_only, plain[::2], plain[1:]]:
-        copied = owned(array)
-        assert type(copied) is np.ndarray
-        assert copied.flags.carray
-        assert not np.shares_memory(copied, array)
-        assert_array_equal(copied, array)
-
-
-def test_unpickled_arrays_share_no_memory():
-    weights = {"W": np.ones((300, 300), np.float32)}
-    parts = FlatParameters(weights, np.dtype(np.float32)), OptimizerState(3, {"m": np.ones(7)}, 2)
-    buffers: list[pickle.PickleBuffer] = []
-    data = pickle.dumps(parts, protocol=5, buffer_callback=buffers.append)
-    parameters, state = pickle.loads(data, buffers=buffers)
-    parameters.vector[:] = 2
-    state.slots["m"][:] = 2
-    assert (parts[0].vector == 1).all()
-    assert (parts[1].slots["m"] == 1).all()
-    assert (state.t, state.draws) == (3, 2)

@@ -13,7 +13,6 @@ from numpy.testing import assert_array_equal
 from sklearn.base import clone
 
 from onnxtrain_sklearn import LBFGS, MLP, SGD, Adam, AdamW, OrtGradientClassifier, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._training.parameters import Factors, FlatParameters, segments
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from onnxtrain_sklearn.optimizers import OPTIMIZERS, Optimizer
 from tests.helpers.environment import OWN_MEMORY, each_engine
@@ -198,17 +197,6 @@ def test_without_factors_a_step_has_one_update(monkeypatch):
     assert (
         sessions_of(optimizer__learning_rate_factors=RATES, optimizer__weight_decay_factors=DECAYS) == plain + 1
     )  # one for each decay
-
-
-def test_neighbors_share_a_segment():
-    weights = {"a": np.ones(2), "b": np.ones((2, 3)), "c": np.ones(4), "d": np.ones((1, 5)), "e": np.ones(1)}
-    factors = {"a": Factors(0.1), "d": Factors(2.0), "e": Factors(0.1)}
-    parameters = FlatParameters(weights, np.float32, groups=factors)
-    assert parameters.names == ("b", "d", "c", "a", "e")
-    assert [(s.part.start, s.part.stop, s.factors.rate) for s in segments(parameters, factors, AdamW())] == [
-        (0, 6, 1.0), (6, 11, 2.0), (11, 15, 1.0), (15, 18, 0.1),
-    ]  # fmt: skip
-    assert parameters.penalized == slice(0, 11)
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])

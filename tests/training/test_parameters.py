@@ -7,7 +7,9 @@ import pickle
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn._training.parameters import FlatParameters, select_trainable
+from onnxtrain_sklearn import AdamW
+from onnxtrain_sklearn._training.parameters import Factors, FlatParameters, owned, segments, select_trainable
+from onnxtrain_sklearn._training.step_parts import OptimizerState
 
 WEIGHTS = {
     "b0": np.arange(3.0),
@@ -63,6 +65,45 @@ def test_weights_are_copied_in_and_out():
     given["W0"][...] = 0
     parameters.weights()["W0"][...] = 0
     np.testing.assert_array_equal(parameters.view("W0"), WEIGHTS["W0"])
+
+
+def test_neighbors_share_a_segment():
+    weights = {"a": np.ones(2), "b": np.ones((2, 3)), "c": np.ones(4), "d": np.ones((1, 5)), "e": np.ones(1)}
+    factors = {"a": Factors(0.1), "d": Factors(2.0), "e": Factors(0.1)}
+    parameters = FlatParameters(weights, np.float32, groups=factors)
+    assert parameters.names == ("b", "d", "c", "a", "e")
+    assert [(s.part.start, s.part.stop, s.factors.rate) for s in segments(parameters, factors, AdamW())] == [
+        (0, 6, 1.0), (6, 11, 2.0), (11, 15, 1.0), (15, 18, 0.1),
+    ]  # fmt: skip
+    assert parameters.penalized == slice(0, 11)
+
+
+def test_foreign_and_read_only_arrays_are_copied(tmp_path):
+    plain = np.arange(6.0)
+    assert owned(plain) is plain
+    np.save(tmp_path / "array.npy", plain)
+    read_only = plain.copy()
+    read_only.flags.writeable = False
+    others = [np.load(tmp_path / "array.npy", mmap_mode=mode) for mode in ("r", "r+", "c")]
+    for array in [*others, read_only, plain[::2], plain[1:]]:
+        copied = owned(array)
+        assert type(copied) is np.ndarray
+        assert copied.flags.carray
+        assert not np.shares_memory(copied, array)
+        np.testing.assert_array_equal(copied, array)
+
+
+def test_unpickled_arrays_share_no_memory():
+    weights = {"W": np.ones((300, 300), np.float32)}
+    parts = FlatParameters(weights, np.dtype(np.float32)), OptimizerState(3, {"m": np.ones(7)}, 2)
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(parts, protocol=5, buffer_callback=buffers.append)
+    parameters, state = pickle.loads(data, buffers=buffers)
+    parameters.vector[:] = 2
+    state.slots["m"][:] = 2
+    assert (parts[0].vector == 1).all()
+    assert (parts[1].slots["m"] == 1).all()
+    assert (state.t, state.draws) == (3, 2)
 
 
 def test_no_parameters():

@@ -1,32 +1,12 @@
-"""Stores of compiled graphs and sessions: their bounds, what may be shared, and what the structure of a graph is."""
+"""Stores of compiled graphs and sessions: their bounds, and which sessions may be shared."""
 
 from __future__ import annotations
 
-import onnx
-import onnx.parser
 import pytest
 
-from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._ir.queries import structure
 from onnxtrain_sklearn._ort.devices import Device
 from onnxtrain_sklearn._ort.sessions import may_be_shared
 from onnxtrain_sklearn._utils.cache import Cache
-
-
-def digest(weight: float = 1.0, alpha: float = 0.1, *, without: tuple[str, ...] = ()) -> bytes:
-    text = f"""<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] X) => (float[N, 1] y)
-        <float[4, 1] w = {{1, 2, {weight}, 4}}, float[1] b = {{3}}>
-        {{ a = MatMul(X, w) h = LeakyRelu <alpha = {alpha}> (a) y = Add(h, b) }}"""
-    return structure(load(onnx.parser.parse_model(text)), without)
-
-
-def test_structure_tells_all_but_the_weights_apart():
-    assert digest() == digest()
-    assert digest(weight=2.0) != digest()
-    assert digest(weight=2.0, without=("w",)) == digest(without=("w",))
-    assert digest(weight=2.0, without=("b",)) != digest(without=("b",))
-    assert digest(alpha=0.2, without=("w",)) != digest(without=("w",))
-    assert digest(without=("w",)) != digest()
 
 
 def test_a_store_is_bounded_in_entries_and_in_bytes():
