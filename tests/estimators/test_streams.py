@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -387,6 +390,46 @@ def test_checkpoint_within_an_epoch_of_a_stream_goes_on_to_the_same_bits(weighte
     assert same_bits(found, expected)
     assert found.loss_curve_ == expected.loss_curve_
     assert found.t_ == expected.t_
+
+
+KILLED = """
+import os, signal, sys
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, RowBlocks
+from onnxtrain_sklearn.callbacks import Callback, Checkpoint
+
+class Killer(Callback):
+    steers = False
+
+    def after_step(self, training, loss):
+        if training.step == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+net = OrtGradientClassifier(MLP((8,)), max_iter=3, random_state=0, tol=0, batch_size=32)
+net.callbacks = [Checkpoint(sys.argv[2], every_steps=4), Killer()]
+net.fit(RowBlocks(sys.argv[1], "y", buffer_rows=200, prefetch=1))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+@pytest.mark.long
+def test_fit_to_a_stream_that_is_killed_goes_on_to_the_same_bits(tmp_path):
+    path = write(tmp_path / "table.parquet", *labels())
+    for step in (7, 50):
+        arguments = [sys.executable, "-c", KILLED, str(path), str(tmp_path / "saved"), str(step)]
+        assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    rows = RowBlocks(path, "y", buffer_rows=200, prefetch=1)
+    steps = []
+
+    class Steps(callbacks.Callback):
+        steers = False
+
+        def after_step(self, training, loss):
+            steps.append(training.step)
+
+    resumed = [callbacks.Checkpoint(tmp_path / "saved", every_steps=4), Steps()]
+    found = classifier(batch_size=32, callbacks=resumed).fit(rows)
+    assert steps[0] == 49
+    assert same_bits(found, classifier(batch_size=32).fit(rows))
 
 
 REFUSED = {
