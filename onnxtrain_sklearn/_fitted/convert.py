@@ -37,7 +37,7 @@ from .._utils.typing import Container, Estimator, Operator, Parsers, Scope, Vari
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
 from . import skl2onnx_bridge
-from .converters import gaussian_process, kernels, linear, meta, neighbors, preprocessing, svm, trees
+from .converters import kernels, linear, meta, neighbors, preprocessing, svm, trees
 from .converters.context import ConversionRecord, Converter, Source, labels
 from .converters.trees import encoder_of_text
 from .corrections import repair, why_unconverted
@@ -49,7 +49,6 @@ CONVERTERS: dict[type, Converter] = {
     **trees.CONVERTERS,
     **meta.CONVERTERS,
     **preprocessing.CONVERTERS,
-    **gaussian_process.CONVERTERS,
     **linear.CONVERTERS,
     **kernels.CONVERTERS,
     **neighbors.CONVERTERS,

@@ -27,9 +27,9 @@ from .._utils.typing import Estimator
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, copy_type
 from .converters.context import EPSILON, ConversionRecord, several_labels
-from .converters.kernels import APART
 from .converters.linear import MARGINS
 from .converters.meta import in_order_of_labels
+from .converters.neighbors import APART
 from .converters.svm import CONFIDENCES
 from .fitted_model import Origin, follow
 from .model_record import ModelRecord

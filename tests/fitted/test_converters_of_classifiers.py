@@ -41,7 +41,7 @@ from sklearn.svm import SVC
 from sklearn.tree import DecisionTreeClassifier
 
 from onnxtrain_sklearn import OrtGradientClassifier
-from onnxtrain_sklearn._fitted.converters.gaussian_process import _squashed
+from onnxtrain_sklearn._fitted.converters.kernels import mean_sigmoid
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
@@ -242,7 +242,7 @@ class TestProcesses:
         mean, variance = (a.ravel().astype(np.float32) for a in np.meshgrid(np.linspace(-8, 8, 81), [1e-3, 0.1, 1, 20]))
         inputs = [ir.val(name, ir.DataType.FLOAT, ("N", 1)) for name in ("mean", "variance")]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 18}, name="squashed")
-        graph.outputs.append(_squashed(GraphBuilder(graph, constant_nodes=True), *inputs))
+        graph.outputs.append(mean_sigmoid(GraphBuilder(graph, constant_nodes=True), *inputs))
         graph.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
         proto = to_proto(ir.Model(graph, ir_version=10)).SerializeToString()
         session = onnxruntime.InferenceSession(proto, providers=["CPUExecutionProvider"])

@@ -224,14 +224,12 @@ def of_rows(
     """Return the converter by ``emit(source)``, which computes one output; an outlier detector gets labels too."""
 
     def results(source: Source) -> Sequence[ir.Value]:
-        result = emit(source)
-        return [_signs(source.op, result), result] if is_outlier_detector(source.estimator) else [result]
+        result, op = emit(source), source.op
+        if not is_outlier_detector(source.estimator):
+            return [result]
+        return [op.Where(op.Less(result, 0.0), np.array(-1), np.array(1)), result]
 
     return Converter(results, columns, takes)
-
-
-def _signs(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    return op.Where(op.Less(scores, 0.0), np.array(-1), np.array(1))
 
 
 def labels(estimator: Estimator) -> np.ndarray:

@@ -1,39 +1,34 @@
-"""Convert kernel approximations, splines, quantile transforms, and models that compare rows with points."""
+"""Convert models by kernels: kernel approximations, kernel ridge, label propagation, Gaussian processes."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from scipy import special
+from scipy.linalg import solve_triangular
+from sklearn.gaussian_process import GaussianProcessClassifier, GaussianProcessRegressor, kernels
 from sklearn.kernel_approximation import AdditiveChi2Sampler, Nystroem, RBFSampler, SkewedChi2Sampler
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.neighbors import NearestCentroid
-from sklearn.preprocessing import QuantileTransformer, SplineTransformer
 from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 
-from ..._ml_operators.kernel_methods import squared_distances
+from ..._ml_operators.kernel_methods import root, squared_distances
 from ..._utils.typing import Estimator
-from ...graph import DOUBLE, FLOAT, INT64, GraphBuilder
+from ...exceptions import ModelError
+from ...graph import DOUBLE, FLOAT, GraphBuilder
+from .. import sklearn_private
+from ..fitted_model import Path
 from .context import Converter, Source, of_rows
 
 # Kernels
 
 
-def _waves_of_numbers(s: Source) -> ir.Value:
-    return _random_waves(s, s.x)
-
-
-def _waves_of_logarithms(s: Source) -> ir.Value:
-    return _random_waves(s, s.op.Log(s.op.Add(s.x, float(s.estimator.skewedness))))
-
-
-def _random_waves(s: Source, x: ir.Value) -> ir.Value:
-    """sqrt(2 / n) cos(x W + b)."""
-    op, sampler = s.op, s.estimator
+def _random_waves(s: Source) -> ir.Value:
+    """sqrt(2 / n) cos(x W + b), for a skewed kernel of the logarithms of x."""
+    op, sampler, x = s.op, s.estimator, s.x
+    if isinstance(sampler, SkewedChi2Sampler):
+        x = op.Log(op.Add(x, float(sampler.skewedness)))
     waves = op.MatMul(x, s.parameter(sampler, "random_weights_"))
     waves = op.Cos(op.Add(waves, s.parameter(sampler, "random_offset_")))
     return op.Mul(waves, math.sqrt(2 / sampler.n_components))
@@ -51,10 +46,6 @@ def _additive_waves(s: Source) -> ir.Value:
         size, turned = op.Mul(root, math.sqrt(2 / math.cosh(math.pi * j * length))), op.Mul(angle, float(j))
         columns += [op.Mul(size, op.Cos(turned)), op.Mul(size, op.Sin(turned))]
     return op.Concat(*(op.Where(none, 0.0, column) for column in columns), axis=1)
-
-
-def _columns_of_additive_waves(sampler: AdditiveChi2Sampler) -> int:
-    return int(sampler.n_features_in_ * (2 * sampler.sample_steps - 1))
 
 
 def _nystroem(s: Source) -> ir.Value:
@@ -87,147 +78,7 @@ KERNELS = ("rbf", "linear", "sigmoid", "poly", "polynomial")
 """The kernels of :func:`kernel_with`."""
 
 
-def _has_known_kernel(approximation: Nystroem) -> bool:
-    return approximation.kernel in KERNELS and isinstance(approximation.components_, np.ndarray)
-
-
-# Piecewise functions of each column
-
-
-def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
-    """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
-
-    With ``below`` the last one that is less than it; the first where there is none. Positions count through the whole
-    table. This is a binary search over tensors of the shape of ``x``.
-    """
-    columns, count = table.shape
-    first = np.arange(columns) * count
-    place, step = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first), 1 << max(count - 1, 1).bit_length()
-    while step := step // 2:
-        further = op.Min(op.Add(place, np.array(step)), first + count - 1)
-        found = op.Gather(table.ravel(), further, axis=0)
-        place = op.Where(op.Less(found, x) if below else op.LessOrEqual(found, x), further, place)
-    return place
-
-
-def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *powers: np.ndarray) -> ir.Value:
-    """Return the polynomial of a piece in the distance of ``x`` from its start; ``powers`` begin with the highest."""
-    ahead = op.Sub(x, op.Gather(starts.ravel(), place, axis=0))
-    if powers[0].ndim > starts.ndim:  # several splines of one feature
-        ahead = op.Unsqueeze(ahead, axes=[2])
-    tables = [power.reshape(starts.size, *power.shape[starts.ndim :]) for power in powers]
-    result = op.Gather(tables[0], place, axis=0)
-    for table in tables[1:]:
-        result = op.Add(op.Mul(result, ahead), op.Gather(table, place, axis=0))
-    return result
-
-
-def _splines(s: Source) -> ir.Value:
-    """B-splines as polynomials between knots, extrapolated as ``extrapolation`` says."""
-    op, x, transformer = s.op, s.x, s.estimator
-    degree, splines = transformer.degree, transformer.bsplines_
-    knots = np.stack([spline.t[degree : -degree - 1] for spline in splines])
-    # By power, from the highest on, a coefficient for each column, piece and spline.
-    powers = np.stack(
-        [[spline(row, nu=p) / math.factorial(p) for spline, row in zip(splines, knots, strict=True)]
-         for p in range(degree, -1, -1)]
-    )  # fmt: skip
-    low, high = knots[:, 0].astype(np.float32), np.array([spline.t[-degree - 1] for spline in splines], np.float32)
-    starts, inside = knots.astype(np.float32), x
-    if transformer.extrapolation == "periodic":
-        turns = op.Floor(op.Div(op.Sub(x, low), high - low))
-        inside = op.Sub(x, op.Mul(turns, high - low))
-    elif transformer.extrapolation in ("constant", "linear"):
-        inside = op.Min(op.Max(x, low), high)
-    place = _sorted_positions(op, inside, starts)
-    result = _piece(op, place, inside, starts, *powers.astype(np.float32))
-    if transformer.extrapolation == "linear":
-        slopes = powers[:-1] * np.arange(degree, 0, -1).reshape(-1, 1, 1, 1)
-        slope = _piece(op, place, inside, starts, *slopes.astype(np.float32))
-        result = op.Add(result, op.Mul(slope, op.Unsqueeze(op.Sub(x, inside), axes=[2])))
-    if not transformer.include_bias:
-        result = op.Gather(result, np.arange(powers.shape[-1] - 1), axis=2)
-    return op.Reshape(result, np.array([-1, transformer.n_features_out_]))
-
-
-def _has_known_ends(transformer: SplineTransformer) -> bool:
-    known = transformer.extrapolation in ("constant", "linear", "continue", "periodic")
-    handles = getattr(transformer, "handle_missing", "error") == "error"
-    enough = transformer.degree > (transformer.extrapolation == "linear")
-    return known and handles and enough and not transformer.sparse_output
-
-
-_BOUND = 1e-7  # scikit-learn's
-
-
-def _normal_quantiles(s: Source) -> ir.Value:
-    """The inverse of the normal distribution function at the mean of two interpolations between quantiles.
-
-    The two differ where quantiles are equal. Shares are computed in float64, as float32 is too coarse near 1.
-    """
-    op, x, transformer = s.op, s.x, s.estimator
-    quantiles = np.ascontiguousarray(transformer.quantiles_.T, np.float64)
-    exact = op.Cast(x, to=DOUBLE)
-    outside = [op.Less(op.Sub(exact, np.array(_BOUND)), quantiles[:, 0])]
-    outside += [op.Greater(op.Add(exact, np.array(_BOUND)), quantiles[:, -1])]
-    shares = [_interpolated(op, exact, quantiles, transformer.references_, below=below) for below in (False, True)]
-    share = op.Mul(op.Add(*shares), np.array(0.5))
-    share = op.Min(op.Max(share, np.array(_BOUND)), np.array(1 - _BOUND))
-    ends = special.ndtri([_BOUND - np.spacing(1), 1 - (_BOUND - np.spacing(1))]).astype(np.float32)
-    return op.Where(outside[0], ends[0], op.Where(outside[1], ends[1], _inverse_normal(op, share)))
-
-
-def _interpolated(op: GraphBuilder, x: ir.Value, table: np.ndarray, levels: np.ndarray, *, below: bool) -> ir.Value:
-    rise, run = np.diff(levels), np.diff(table, axis=1)
-    slope = np.divide(rise, run, out=np.zeros_like(run), where=run > 0)
-    starts = np.ascontiguousarray(table[:, :-1])
-    base = np.broadcast_to(levels[:-1], starts.shape).copy()
-    return _piece(op, _sorted_positions(op, x, starts, below=below), x, starts, slope, base)
-
-
-def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
-    """sqrt(2) z f(w), with z = 2 p - 1 and w = -log(1 - z²); f is smooth, and a polynomial in w or its root."""
-    side = op.Sub(op.Mul(share, np.array(2.0)), np.array(1.0))
-    rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without cancellation
-    w = op.Neg(op.Log(op.Cast(rest, to=FLOAT)))
-    near, far = _polynomials()
-    middle = _polynomial_value(op, op.Min(w, _SPLIT), near)
-    tail = _polynomial_value(op, op.Sqrt(op.Max(w, _SPLIT)), far)
-    return op.Mul(op.Cast(side, to=FLOAT), op.Where(op.Less(w, _SPLIT), middle, tail))
-
-
-_SPLIT, _END = 5.0, 17.0
-
-
-@functools.cache
-def _polynomials() -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
-    """Return sqrt(2) f as polynomials in w up to 5, and in sqrt(w) beyond it."""
-    near = (0.5 - 0.5 * np.cos(np.linspace(0, np.pi, 400)[1:])) * _SPLIT
-    far = np.linspace(_SPLIT, _END, 400)
-    fit = np.polynomial.Polynomial.fit
-    return fit(near, _scaled_quantile(near), 11), fit(np.sqrt(far), _scaled_quantile(far), 9)
-
-
-def _scaled_quantile(w: np.ndarray) -> np.ndarray:
-    z = np.sqrt(-np.expm1(-w))
-    return np.asarray(-special.ndtri(np.exp(-w) / (2 * (1 + z))) / z)
-
-
-def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
-    """Return a polynomial, computed on its mapped domain between -1 and 1, where float32 is most exact."""
-    shift, factor = polynomial.mapparms()
-    scaled, (*lower, highest) = op.Add(op.Mul(x, float(factor)), float(shift)), polynomial.coef
-    result = op.Add(op.Mul(scaled, float(highest)), float(lower.pop()))
-    for coefficient in reversed(lower):
-        result = op.Add(op.Mul(result, scaled), float(coefficient))
-    return result
-
-
 # Converters of models that compare rows with points: kernel ridge regression, label propagation, nearest centroids.
-
-
-APART = "apart"
-"""Mark of the node that computes the differences of each row from the centroids."""
 
 
 def _kernel_ridge(s: Source) -> ir.Value:
@@ -237,14 +88,6 @@ def _kernel_ridge(s: Source) -> ir.Value:
     if ridge.kernel == "linear":
         return op.MatMul(s.x, op.Gemm(s.parameter(ridge, "X_fit_"), weights, transA=1))
     return op.MatMul(kernel_with(s, "X_fit_"), weights)
-
-
-def _outputs(ridge: Estimator) -> int:
-    return 1 if np.ndim(ridge.dual_coef_) == 1 else int(np.shape(ridge.dual_coef_)[1])
-
-
-def _takes_ridge(ridge: Estimator) -> bool:
-    return ridge.kernel in KERNELS and isinstance(ridge.X_fit_, np.ndarray)
 
 
 def _propagated(s: Source) -> Sequence[ir.Value]:
@@ -267,31 +110,171 @@ def _takes_propagation(model: Estimator) -> bool:
     return model.kernel == "rbf" and isinstance(model.X_, np.ndarray)
 
 
-def _nearest_centroid(s: Source) -> Sequence[ir.Value]:
-    """2 log p - d**2, with the distance d from the centroid of the class in units of the deviations within classes."""
+# Converters of Gaussian processes: regression, and classification by Laplace's approximation.
+#
+# skl2onnx solves a linear system for each row of a classifier, with an operator that onnxruntime lacks, and supports
+# two classes only. The matrix of the system is constant: here its inverse is a factor.
+
+
+STATIONARY = (kernels.RBF, kernels.Matern, kernels.RationalQuadratic, kernels.ExpSineSquared)
+
+_NODES, _SHARES = np.polynomial.legendre.leggauss(4)
+
+
+def _process(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
-    apart = op.Sub(op.Unsqueeze(s.x, axes=[1]), s.parameter(model, "centroids_"))  # (rows, classes, features)
-    s.mark(APART, apart)
-    spread = np.asarray(model.within_class_std_dev_, np.float32)
-    scaled = op.Div(apart, np.where(spread == 0, np.float32(1), spread))
-    distance = op.ReduceSum(op.Mul(scaled, scaled), axes=[2], keepdims=False)
-    scores = op.Sub(2 * np.log(model.class_prior_).astype(np.float32), distance)
-    return s.chosen(scores), scores if s.raw_scores else op.Softmax(scores, axis=1)
+    if len(model.classes_) == 2:
+        p = _probability(s, model, ("base_estimator_",), model.base_estimator_)
+        columns = op.Concat(op.Sub(1.0, p), p, axis=1)
+        return s.chosen(columns), columns
+    if model.multi_class != "one_vs_rest":
+        raise ModelError(
+            "This GaussianProcessClassifier counts votes of pairs of classes, which have no "
+            "gradient. Fit it with multi_class='one_vs_rest'."
+        )
+    columns = op.Concat(*(_probability(s, one, (), one) for one in model.base_estimator_.estimators_), axis=1)
+    p = op.Div(columns, op.ReduceSum(columns, axes=[1], keepdims=True))
+    return s.chosen(p), p
+
+
+def _process_regression(s: Source) -> Sequence[ir.Value] | None:
+    """K(X, X_train) alpha, in float64 as the terms almost cancel; means and scales of the targets are not trained."""
+    op, model = s.op, s.estimator
+    if not isinstance(getattr(model, "X_train_", None), np.ndarray):
+        return None  # the prior, or rows that are not numbers
+    points = s.parameter(model, "X_train_")
+    k = op.Cast(_kernel(op, model.kernel_, s.x, points, model.X_train_), to=DOUBLE)
+    alpha = op.Cast(s.parameter(model, "alpha_"), to=DOUBLE)
+    if model.alpha_.ndim > 1:
+        k = op.Unsqueeze(k, axes=[2])
+    total = op.ReduceSum(op.Mul(k, alpha), axes=[1], keepdims=model.alpha_.ndim == 1)  # MatMul is fused into float32
+    mean = op.Cast(total, to=FLOAT)
+    if model.normalize_y:
+        scale, shift = (np.atleast_1d(a).astype(np.float32) for a in (model._y_train_std, model._y_train_mean))
+        mean = op.Add(op.Mul(mean, scale), shift)
+    return (mean,)
+
+
+def _probability(s: Source, owner: Estimator, path: Path, process: Estimator) -> ir.Value:
+    """Return the probability of the second of two classes, (rows, 1)."""
+    op = s.op
+    points = s.parameter(owner, (*path, "X_train_"))
+    k = _kernel(op, process.kernel_, s.x, points, process.X_train_)
+    expected = s.parameter(owner, (*path, "pi_"), shape=(-1, 1))
+    right = op.Sub(process.y_train_.astype(np.float32)[:, np.newaxis], expected)
+    mean = op.MatMul(k, right)
+    solved = solve_triangular(process.L_, np.diag(process.W_sr_), lower=True)
+    v = op.MatMul(k, solved.T.astype(np.float32))
+    explained = op.ReduceSum(op.Mul(v, v), axes=[1], keepdims=True)
+    return mean_sigmoid(op, mean, op.Relu(op.Sub(_diagonal(op, process.kernel_, s.x), explained)))
+
+
+def mean_sigmoid(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
+    """Return a sigmoid's mean under a normal distribution: (1 + sum of c erf(mean l / sqrt(1 + 2 variance l²))) / 2.
+
+    The five factors c are thousands and add up to one, which would leave four digits in float32. So the differences of
+    the other functions from that of the largest factor are computed. With r = l / sqrt(1 + 2 variance l²), the
+    difference of two of them is taken from that of their squares, and that of two error functions from the integral
+    between.
+    """
+    factors, widths = sklearn_private.COEFS.ravel(), sklearn_private.LAMBDAS.ravel()
+    largest = int(np.abs(factors).argmax())
+    inside = [op.Add(op.Mul(variance, 2 * float(width) ** 2), 1.0) for width in widths]
+    roots = [op.Div(float(width), op.Sqrt(value)) for width, value in zip(widths, inside, strict=True)]
+    at = op.Mul(mean, roots[largest])
+    total = op.Mul(op.Erf(at), float(factors.sum()))
+    for i in (i for i in range(len(widths)) if i != largest):
+        squares = op.Div(float(widths[i] ** 2 - widths[largest] ** 2), op.Mul(inside[i], inside[largest]))
+        way = op.Mul(mean, op.Div(squares, op.Add(roots[i], roots[largest])))
+        points = op.Add(at, op.Mul(way, ((_NODES + 1) / 2).astype(np.float32)[np.newaxis]))
+        heights = op.Exp(op.Neg(op.Mul(points, points)))
+        shares = (_SHARES * factors[i] / np.sqrt(np.pi)).astype(np.float32)[:, np.newaxis]
+        total = op.Add(total, op.Mul(way, op.MatMul(heights, shares)))
+    return op.Mul(op.Add(total, float(factors.sum())), 0.5)
+
+
+def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
+    """Return the kernel of every row with every point, (rows, points)."""
+    if isinstance(kernel, kernels.KernelOperator):
+        # The sum or the product of two kernels, one of which may be a single number.
+        both = [kernel.k1, kernel.k2]
+        both.sort(key=lambda one: _constant_of(one) is not None)
+        first, value = _kernel(op, both[0], x, points, numbers), _constant_of(both[1])
+        second = _kernel(op, both[1], x, points, numbers) if value is None else value
+        is_sum = isinstance(kernel, kernels.Sum)
+        if second == (0.0 if is_sum else 1.0):
+            return first
+        return op.Add(first, second) if is_sum else op.Mul(first, second)
+    if isinstance(kernel, kernels.Exponentiation):
+        return op.Pow(_kernel(op, kernel.kernel, x, points, numbers), float(kernel.exponent))
+    value = _constant_of(kernel)
+    if value is not None:
+        ones = np.ones((numbers.shape[1], len(numbers)), np.float32)
+        return op.Add(op.Mul(op.MatMul(x, ones), 0.0), value)
+    if isinstance(kernel, kernels.DotProduct):
+        return op.Add(op.MatMul(x, op.Transpose(points, perm=[1, 0])), float(kernel.sigma_0) ** 2)
+    if type(kernel) not in STATIONARY or getattr(kernel, "nu", np.inf) not in (0.5, 1.5, 2.5, np.inf):
+        raise ModelError(f"The kernel {kernel} is not supported for training.")
+    scale = np.broadcast_to(kernel.length_scale, numbers.shape[1]).astype(np.float32)
+    if type(kernel) in (kernels.RationalQuadratic, kernels.ExpSineSquared):
+        scale = np.ones_like(scale)
+    center = (numbers / scale).mean(axis=0)
+    squared = squared_distances(op, op.Div(x, scale), op.Div(points, scale), center)
+    if isinstance(kernel, kernels.RationalQuadratic):
+        inside = op.Add(op.Mul(squared, 1 / (2 * float(kernel.alpha) * float(kernel.length_scale) ** 2)), 1.0)
+        return op.Exp(op.Mul(op.Log(inside), -float(kernel.alpha)))
+    if isinstance(kernel, kernels.ExpSineSquared):
+        wave = op.Sin(op.Mul(root(op, squared), np.pi / float(kernel.periodicity)))
+        return op.Exp(op.Mul(op.Mul(wave, wave), -2.0 / float(kernel.length_scale) ** 2))
+    nu = getattr(kernel, "nu", np.inf)
+    if nu == np.inf:
+        return op.Exp(op.Mul(squared, -0.5))
+    d = op.Mul(root(op, squared), float(np.sqrt(2 * nu)))
+    decay = op.Exp(op.Neg(d))
+    if nu == 0.5:
+        return decay
+    linear = op.Add(d, 1.0)
+    return op.Mul(linear if nu == 1.5 else op.Add(linear, op.Mul(op.Mul(d, d), 1.0 / 3.0)), decay)
+
+
+def _constant_of(kernel: Estimator) -> float | None:
+    """Return the value of a kernel that is the same for all pairs of different rows."""
+    if isinstance(kernel, kernels.ConstantKernel):
+        return float(kernel.constant_value)
+    return 0.0 if isinstance(kernel, kernels.WhiteKernel) else None
+
+
+def _diagonal(op: GraphBuilder, kernel: Estimator, x: ir.Value) -> ir.Value:
+    """Return the kernel of every row with itself, (rows, 1) or (1, 1)."""
+    if isinstance(kernel, kernels.KernelOperator):
+        first, second = (_diagonal(op, one, x) for one in (kernel.k1, kernel.k2))
+        return op.Add(first, second) if isinstance(kernel, kernels.Sum) else op.Mul(first, second)
+    if isinstance(kernel, kernels.Exponentiation):
+        return op.Pow(_diagonal(op, kernel.kernel, x), float(kernel.exponent))
+    if isinstance(kernel, kernels.DotProduct):
+        return op.Add(op.ReduceSum(op.Mul(x, x), axes=[1], keepdims=True), float(kernel.sigma_0) ** 2)
+    value = {kernels.ConstantKernel: "constant_value", kernels.WhiteKernel: "noise_level"}.get(type(kernel))
+    return op.constant(np.full((1, 1), 1.0 if value is None else getattr(kernel, value), np.float32))
 
 
 CONVERTERS: dict[type, Converter] = {
-    AdditiveChi2Sampler: of_rows(_additive_waves, _columns_of_additive_waves),
-    Nystroem: of_rows(_nystroem, lambda approximation: len(approximation.normalization_), _has_known_kernel),
-    QuantileTransformer: of_rows(
-        _normal_quantiles,
-        lambda transformer: transformer.n_features_in_,
-        lambda transformer: transformer.output_distribution == "normal" and len(transformer.references_) > 1,
+    GaussianProcessClassifier: Converter(_process),
+    GaussianProcessRegressor: Converter(_process_regression),
+    AdditiveChi2Sampler: of_rows(
+        _additive_waves, lambda sampler: sampler.n_features_in_ * (2 * sampler.sample_steps - 1)
     ),
-    RBFSampler: of_rows(_waves_of_numbers, lambda sampler: sampler.n_components),
-    SkewedChi2Sampler: of_rows(_waves_of_logarithms, lambda sampler: sampler.n_components),
-    SplineTransformer: of_rows(_splines, lambda transformer: transformer.n_features_out_, _has_known_ends),
-    KernelRidge: of_rows(_kernel_ridge, _outputs, _takes_ridge),
+    Nystroem: of_rows(
+        _nystroem,
+        lambda approximation: len(approximation.normalization_),
+        lambda approximation: approximation.kernel in KERNELS and isinstance(approximation.components_, np.ndarray),
+    ),
+    RBFSampler: of_rows(_random_waves, lambda sampler: sampler.n_components),
+    SkewedChi2Sampler: of_rows(_random_waves, lambda sampler: sampler.n_components),
+    KernelRidge: of_rows(
+        _kernel_ridge,
+        lambda ridge: 1 if np.ndim(ridge.dual_coef_) == 1 else np.shape(ridge.dual_coef_)[1],
+        lambda ridge: ridge.kernel in KERNELS and isinstance(ridge.X_fit_, np.ndarray),
+    ),
     LabelPropagation: Converter(_propagated, takes=_takes_propagation),
     LabelSpreading: Converter(_propagated, takes=_takes_propagation),
-    NearestCentroid: Converter(_nearest_centroid),
 }

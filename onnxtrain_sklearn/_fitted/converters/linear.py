@@ -21,7 +21,6 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.random_projection import GaussianRandomProjection
 from sklearn.svm import LinearSVC, LinearSVR
 
-from ..._utils.typing import Estimator
 from ...graph import FLOAT, INT64, GraphBuilder
 from .context import Converter, Source, of_rows
 
@@ -48,14 +47,10 @@ def _fitted_regressor(s: Source) -> Sequence[ir.Value]:
 
 
 def _generalized(s: Source) -> Sequence[ir.Value]:
-    scores = linear_scores(s)
-    return (scores if _has_identity_link(s.estimator) else s.op.Exp(scores),)
-
-
-def _has_identity_link(model: Estimator) -> bool:
-    if not isinstance(model, linear_model.TweedieRegressor):
-        return False
-    return bool(model.link == "identity" or (model.link == "auto" and model.power <= 0))
+    model, scores = s.estimator, linear_scores(s)
+    is_tweedie = isinstance(model, linear_model.TweedieRegressor)
+    identity = is_tweedie and (model.link == "identity" or (model.link == "auto" and model.power <= 0))
+    return (scores if identity else s.op.Exp(scores),)
 
 
 def _partial_least_squares(s: Source) -> Sequence[ir.Value]:
@@ -68,7 +63,8 @@ def _partial_least_squares(s: Source) -> Sequence[ir.Value]:
 def _linear_margins(s: Source) -> Sequence[ir.Value]:
     """Decision functions without probabilities; each of several labels a row has one."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
-    if _has_several_labels(model):
+    binarizer = getattr(model, "_label_binarizer", None)
+    if binarizer is not None and binarizer.y_type_.startswith("multilabel"):
         return op.Cast(op.Greater(scores, 0.0), to=INT64), scores
     if len(model.classes_) > 2:
         return s.chosen(scores), scores
@@ -76,60 +72,44 @@ def _linear_margins(s: Source) -> Sequence[ir.Value]:
     return s.chosen(both), both if s.raw_scores else scores
 
 
-def _has_several_labels(model: Estimator) -> bool:
-    binarizer = getattr(model, "_label_binarizer", None)
-    return binarizer is not None and binarizer.y_type_.startswith("multilabel")
-
-
 def _logistic(s: Source) -> Sequence[ir.Value]:
     """The softmax of several classes, or the sigmoid of one score for two classes."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
+    rule = getattr(model, "multi_class", None)  # a parameter until scikit-learn 1.8
     if len(model.classes_) > 2:
-        one_vs_rest = _is_one_vs_rest(model)
+        # One class against the rest: probabilities are sigmoids over their sum, a softmax of their logarithms.
+        one_vs_rest = rule == "ovr" or (rule in ("auto", "deprecated") and model.solver == "liblinear")
         logits = _log_sigmoid(s, scores) if one_vs_rest and not s.raw_scores else scores
         return s.chosen(scores), scores if s.raw_scores else op.Softmax(logits, axis=1)
     both = op.Concat(op.Neg(scores), scores, axis=1)
-    if getattr(model, "multi_class", None) == "multinomial" and not s.raw_scores:
+    if rule == "multinomial" and not s.raw_scores:
         return s.chosen(both), op.Softmax(both, axis=1)
     return s.chosen(both), s.columns(scores)
 
 
-def _is_one_vs_rest(model: Estimator) -> bool:
-    """Return True if class probabilities are sigmoids divided by their sum: before scikit-learn 1.8."""
-    rule = getattr(model, "multi_class", None)
-    return rule == "ovr" or (rule in ("auto", "deprecated") and model.solver == "liblinear")
-
-
 def _by_gradient_descent(s: Source) -> Sequence[ir.Value]:
+    """Decision functions, or for two of the losses probabilities: sigmoids, or clipped scores, over their sum."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
     loss = None if s.raw_scores else getattr(model, "loss", None)
     if len(model.classes_) == 2:
         both = op.Concat(op.Neg(scores), scores, axis=1)
-        return s.chosen(both), _of_two(s, scores, both, loss)
+        chosen = s.chosen(both)
+        if loss == "log_loss":
+            return chosen, s.columns(scores)
+        if loss != "modified_huber":
+            return chosen, both
+        p = _clipped_prediction(s, scores)
+        return chosen, op.Concat(op.Sub(1.0, p), p, axis=1)
     s.mark(MARGINS, scores)
-    return s.chosen(scores), _of_several(s, scores, loss)
-
-
-def _of_two(s: Source, scores: ir.Value, both: ir.Value, loss: str | None) -> ir.Value:
+    chosen = s.chosen(scores)
     if loss == "log_loss":
-        return s.columns(scores)
+        return chosen, op.Softmax(_log_sigmoid(s, scores), axis=1)
     if loss != "modified_huber":
-        return both
-    p = _clipped_prediction(s, scores)
-    return s.op.Concat(s.op.Sub(1.0, p), p, axis=1)
-
-
-def _of_several(s: Source, scores: ir.Value, loss: str | None) -> ir.Value:
-    """Return sigmoids or clipped scores over their sum; where all clipped scores are zero, classes are even."""
-    op = s.op
-    if loss == "log_loss":
-        return op.Softmax(_log_sigmoid(s, scores), axis=1)
-    if loss != "modified_huber":
-        return scores
+        return chosen, scores
     p = _clipped_prediction(s, scores)
     total = op.ReduceSum(p, axes=[1], keepdims=True)
-    empty = op.Cast(op.Equal(total, 0.0), to=FLOAT)
-    return op.Div(op.Add(p, empty), op.Add(total, op.Mul(empty, float(len(s.estimator.classes_)))))
+    empty = op.Cast(op.Equal(total, 0.0), to=FLOAT)  # if all clipped scores are zero, the classes are equally likely
+    return chosen, op.Div(op.Add(p, empty), op.Add(total, op.Mul(empty, float(len(model.classes_)))))
 
 
 def _clipped_prediction(s: Source, scores: ir.Value) -> ir.Value:
@@ -146,12 +126,9 @@ def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
     return op.Neg(op.Softplus(op.Neg(counted)))  # of Relu and Abs, both slopes at 0 would be 0
 
 
-def _is_dense(model: Estimator) -> bool:
-    return isinstance(model.coef_, np.ndarray)
-
-
 def _table(emit: Callable[[Source], Sequence[ir.Value]], kinds: Sequence[type]) -> dict[type, Converter]:
-    return {kind: Converter(emit, takes=_is_dense) for kind in kinds}
+    """Return the converters of classes by one function; ``coef_`` may be made sparse, which has no converter here."""
+    return {kind: Converter(emit, takes=lambda model: isinstance(model.coef_, np.ndarray)) for kind in kinds}
 
 
 REGRESSORS = (
@@ -218,15 +195,11 @@ def _gaussian(s: Source) -> ir.Value:
 
 
 def _multinomial(s: Source) -> ir.Value:
+    """Log p + sum(x log q), with one probability q per class and feature; complement naive Bayes leaves out p."""
+    if isinstance(s.estimator, ComplementNB) and len(s.estimator.classes_) > 1:
+        return s.op.Gemm(s.x, s.parameter(s.estimator, "feature_log_prob_"), transB=1)
     prior = s.parameter(s.estimator, "class_log_prior_")
     return s.op.Gemm(s.x, s.parameter(s.estimator, "feature_log_prob_"), prior, transB=1)
-
-
-def _complement_bayes(s: Source) -> ir.Value:
-    """The prior counts for a single class alone, as in scikit-learn."""
-    if len(s.estimator.classes_) == 1:
-        return _multinomial(s)
-    return s.op.Gemm(s.x, s.parameter(s.estimator, "feature_log_prob_"), transB=1)
 
 
 def _bernoulli(s: Source) -> ir.Value:
@@ -305,43 +278,35 @@ def _network_activation(op: GraphBuilder, x: ir.Value, activation: str) -> ir.Va
 # Converters of linear projections: ``(X - mean_) @ components_.T``, whitened where that is set.
 
 
-def _centered(s: Source) -> ir.Value:
+def _projected(s: Source) -> ir.Value:
     op, model = s.op, s.estimator
-    projected = _projected(s, op.Sub(s.x, s.parameter(model, "mean_")))
-    if not model.whiten:
+    is_pca = isinstance(model, PCA | IncrementalPCA)
+    x = op.Sub(s.x, s.parameter(model, "mean_")) if is_pca else s.x
+    projected = op.Gemm(x, s.parameter(model, "components_"), transB=1)
+    if not (is_pca and model.whiten):
         return projected
     variance = s.parameter(model, "explained_variance_")
     return op.Div(projected, op.Max(op.Sqrt(variance), np.float32(np.finfo(np.float64).eps)))
-
-
-def _uncentered(s: Source) -> ir.Value:
-    return _projected(s, s.x)
-
-
-def _projected(s: Source, x: ir.Value) -> ir.Value:
-    return s.op.Gemm(x, s.parameter(s.estimator, "components_"), transB=1)
 
 
 CONVERTERS: dict[type, Converter] = {
     **_table(_fitted_regressor, REGRESSORS),
     **_table(_generalized, GENERALIZED),
     **_table(_partial_least_squares, [PLSRegression]),
-    **_table(
-        _logistic, [linear_model.LogisticRegression, linear_model.LogisticRegressionCV, LinearDiscriminantAnalysis]
-    ),
+    **_table(_logistic, LOGISTIC),
     **_table(_linear_margins, [LinearSVC, linear_model.RidgeClassifier, linear_model.RidgeClassifierCV]),
     **_table(_by_gradient_descent, BY_GRADIENT_DESCENT),
     BernoulliNB: _generative_classifier(_bernoulli),
     CategoricalNB: _generative_classifier(_categorical),
-    ComplementNB: _generative_classifier(_complement_bayes),
+    ComplementNB: _generative_classifier(_multinomial),
     GaussianNB: _generative_classifier(_gaussian),
     MultinomialNB: _generative_classifier(_multinomial),
     QuadraticDiscriminantAnalysis: _generative_classifier(_quadratic_scores),
     MLPClassifier: Converter(_mlp_classifier),
     MLPRegressor: Converter(_mlp_regressor),
-    GaussianRandomProjection: of_rows(_uncentered, lambda model: len(model.components_)),
-    IncrementalPCA: of_rows(_centered, lambda model: len(model.components_)),
-    NeighborhoodComponentsAnalysis: of_rows(_uncentered, lambda model: len(model.components_)),
-    PCA: of_rows(_centered, lambda model: len(model.components_)),
-    TruncatedSVD: of_rows(_uncentered, lambda model: len(model.components_)),
+    GaussianRandomProjection: of_rows(_projected, lambda model: len(model.components_)),
+    IncrementalPCA: of_rows(_projected, lambda model: len(model.components_)),
+    NeighborhoodComponentsAnalysis: of_rows(_projected, lambda model: len(model.components_)),
+    PCA: of_rows(_projected, lambda model: len(model.components_)),
+    TruncatedSVD: of_rows(_projected, lambda model: len(model.components_)),
 }

@@ -89,15 +89,12 @@ def _scores_to_calibrate(s: Source, one: Estimator) -> ir.Value:
 
 
 def _calibrated_column(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
-    if hasattr(calibrator, "y_thresholds_"):
-        return _isotonic_probability(s, calibrator, score)
-    a, b = (s.parameter(calibrator, name) for name in ("a_", "b_"))
-    return s.op.Sigmoid(s.op.Neg(s.op.Add(s.op.Mul(score, a), b)))
-
-
-def _isotonic_probability(s: Source, calibrator: Estimator, score: ir.Value) -> ir.Value:
-    """Linear interpolation between thresholds: the first probability, plus the covered share of each step."""
+    """Return calibrated probabilities of one class: by a sigmoid, or by an isotonic regression."""
     op = s.op
+    if not hasattr(calibrator, "y_thresholds_"):
+        a, b = (s.parameter(calibrator, name) for name in ("a_", "b_"))
+        return op.Sigmoid(op.Neg(op.Add(op.Mul(score, a), b)))
+    # Linear interpolation between thresholds: the first probability, plus the covered share of each step.
     x = np.asarray(calibrator.X_thresholds_, np.float64)
     p = np.clip(calibrator.y_thresholds_, EPSILON, 1 - EPSILON)
     w = s.parameter(calibrator, "y_thresholds_", p, shape=(-1, 1), form="probability")
@@ -282,16 +279,12 @@ def _chain(s: Source) -> Sequence[ir.Value]:
         rows = s.op.Concat(*given, axis=1) if len(given) > 1 else s.x
         label, numbers = s.convert_inner(one, rows, False)
         parts.append(numbers)
-        given.append(_link(s, label if method == "predict" else numbers, method))
+        if method == "predict":
+            given.append(s.op.Reshape(s.op.Cast(label, to=FLOAT), np.array([-1, 1])))
+        else:
+            given.append(s.op.Gather(numbers, np.array([1]), axis=1))
     parts = in_order_of_labels(owner, parts)
     return _as_labels(s, parts[0]), s.op.Concat(*parts, axis=1)
-
-
-def _link(s: Source, value: ir.Value, method: str) -> ir.Value:
-    """Return the column that an estimator passes on in a chain: its label, or the probability of label 1."""
-    if method == "predict":
-        return s.op.Reshape(s.op.Cast(value, to=FLOAT), np.array([-1, 1]))
-    return s.op.Gather(value, np.array([1]), axis=1)
 
 
 def _as_labels(s: Source, numbers: ir.Value) -> ir.Value:
@@ -304,8 +297,14 @@ def _as_labels(s: Source, numbers: ir.Value) -> ir.Value:
 def _ada_boost(s: Source) -> Sequence[ir.Value]:
     """Weighted votes: the class that an estimator predicts gets w, each other one -w / (classes - 1)."""
     op, model = s.op, s.estimator
-    others = model.n_classes_ - 1
-    votes = [op.Unsqueeze(_is_class(s, estimator), axes=[2]) for estimator in model.estimators_]
+    others, votes = model.n_classes_ - 1, list[ir.Value]()
+    for estimator in model.estimators_:  # 1 for the class that it predicts, else 0: (rows, classes, 1)
+        found, classes = s.label(estimator), labels(model)
+        if classes.dtype.kind == "U":
+            keys = {"keys_strings": classes.tolist(), "values_int64s": list(range(len(classes))), "default_int64": -1}
+            found, classes = op.emit("LabelEncoder", found, domain="ai.onnx.ml", **keys)[0], np.arange(len(classes))
+        is_class = op.Cast(op.Equal(op.Cast(found, to=INT64), classes[np.newaxis]), to=FLOAT)
+        votes.append(op.Unsqueeze(is_class, axes=[2]))
     numbers = np.asarray(model.estimator_weights_, np.float32)
     # The weight of a single estimator has no gradient.
     weights = s.parameter(model, "estimator_weights_") if len(votes) > 1 else op.constant(numbers)
@@ -317,15 +316,6 @@ def _ada_boost(s: Source) -> Sequence[ir.Value]:
         score = op.MatMul(scores, np.array([[-1], [1]], np.float32))
         return s.chosen(op.Concat(op.Neg(score), score, axis=1)), s.columns(score)
     return s.chosen(scores), scores if s.raw_scores else op.Softmax(op.Div(scores, float(others)), axis=1)
-
-
-def _is_class(s: Source, estimator: Estimator) -> ir.Value:
-    """Return 1 in the column of the class that an estimator predicts, else 0."""
-    op, found, classes = s.op, s.label(estimator), labels(s.estimator)
-    if classes.dtype.kind == "U":
-        keys = {"keys_strings": classes.tolist(), "values_int64s": list(range(len(classes))), "default_int64": -1}
-        found, classes = op.emit("LabelEncoder", found, domain="ai.onnx.ml", **keys)[0], np.arange(len(classes))
-    return op.Cast(op.Equal(op.Cast(found, to=INT64), classes[np.newaxis]), to=FLOAT)
 
 
 def _soft_vote(s: Source) -> Sequence[ir.Value] | None:
@@ -354,19 +344,18 @@ def _stack(s: Source) -> Sequence[ir.Value] | None:
     op, model = s.op, s.estimator
     if several_labels(model):
         return None
-    parts = [_given(s, one, by) for one, by in zip(model.estimators_, model.stack_method_, strict=True)]
+    parts = list[ir.Value]()
+    for one, method in zip(model.estimators_, model.stack_method_, strict=True):
+        if method == "decision_function":
+            parts.append(s.decision(one))
+        elif method == "predict":
+            parts.append(op.Cast(s.label(one), to=FLOAT))
+        else:
+            p = s.probabilities(one)
+            parts.append(op.Gather(p, np.array([1]), axis=1) if len(model.classes_) == 2 else p)
     rows = op.Concat(*parts, *([s.x] if model.passthrough else []), axis=1)
     label, scores = s.convert_inner(model.final_estimator_, rows, s.raw_scores)
     return s.class_at(op.Cast(op.Reshape(label, np.array([-1])), to=INT64)), scores
-
-
-def _given(s: Source, estimator: Estimator, method: str) -> ir.Value:
-    if method == "decision_function":
-        return s.decision(estimator)
-    if method == "predict":
-        return s.op.Cast(s.label(estimator), to=FLOAT)
-    p = s.probabilities(estimator)
-    return s.op.Gather(p, np.array([1]), axis=1) if len(s.estimator.classes_) == 2 else p
 
 
 def _one_vs_rest(s: Source) -> Sequence[ir.Value] | None:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import ArrayLike
 from sklearn.base import is_classifier
 from sklearn.neighbors import (
     KNeighborsClassifier,
     KNeighborsRegressor,
     KNeighborsTransformer,
+    NearestCentroid,
     RadiusNeighborsClassifier,
     RadiusNeighborsRegressor,
 )
@@ -78,10 +78,12 @@ def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> 
 
 
 def _nearest(s: Source) -> Sequence[ir.Value] | None:
-    """Mean over the k nearest points."""
+    """Mean over the k nearest points, which have no gradient themselves if their weights are uniform."""
     op, model = s.op, s.estimator
     if _counts(model):
-        return _mean_of_nearest(s)
+        points = op.constant(np.ascontiguousarray(model._fit_X, np.float32))
+        nearest = nearest_points(op, s.x, points, model.n_neighbors, _power(model))[0]
+        return _predicted(s, op.ReduceMean(op.Gather(_targets(s), nearest, axis=0), axes=[1], keepdims=False))
     if model.weights != "distance":
         return None
     power = _power(model)
@@ -96,14 +98,6 @@ def _nearest(s: Source) -> Sequence[ir.Value] | None:
 def _counts(model: Estimator) -> bool:
     """Return True if a model takes the plain mean of targets or votes, and its metric has a form here."""
     return model.weights in ("uniform", None) and power_of(model) is not None
-
-
-def _mean_of_nearest(s: Source) -> Sequence[ir.Value]:
-    """The mean of the targets or votes of the k nearest points, which have no gradient themselves."""
-    op, model = s.op, s.estimator
-    points = op.constant(np.ascontiguousarray(model._fit_X, np.float32))
-    nearest = nearest_points(op, s.x, points, model.n_neighbors, _power(model))[0]
-    return _predicted(s, op.ReduceMean(op.Gather(_targets(s), nearest, axis=0), axes=[1], keepdims=False))
 
 
 def _within_radius(s: Source) -> Sequence[ir.Value] | None:
@@ -177,11 +171,18 @@ def _neighbor_mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Va
         return (op.Div(sums, total),)
     label = getattr(model, "outlier_label_", None)
     if label is None:
-        p = op.Div(sums, total)
-    else:  # a row without neighbors gets the outlier label
-        alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
-        p = op.Add(op.Div(sums, op.Add(total, alone)), op.Mul(alone, _shares_of(model, label)))
-    return _predicted(s, p)
+        return _predicted(s, op.Div(sums, total))
+    # A row without neighbors gets the outlier label: 1 for its class, of each output.
+    alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
+    mean = op.Div(sums, op.Add(total, alone))
+    named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
+    if not all(np.any(one) for one in named):
+        raise ModelError(
+            f"This {type(model).__name__} gives rows without neighbors the label {model.outlier_label!r}, which is not "
+            f"among its classes and has no probability. Fit it with outlier_label='most_frequent' or with "
+            f"one of the classes."
+        )
+    return _predicted(s, op.Add(mean, op.Mul(alone, np.concatenate(named).astype(np.float32)[np.newaxis])))
 
 
 def _predicted(s: Source, mean: ir.Value) -> Sequence[ir.Value]:
@@ -191,16 +192,20 @@ def _predicted(s: Source, mean: ir.Value) -> Sequence[ir.Value]:
     return s.op.Cast(mean, to=INT64) if several_labels(s.estimator) else s.chosen(mean), mean
 
 
-def _shares_of(model: Estimator, label: ArrayLike) -> np.ndarray:
-    """Return one for the class of each output that rows without neighbors get, (1, classes)."""
-    named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
-    if not all(np.any(one) for one in named):
-        raise ModelError(
-            f"This {type(model).__name__} gives rows without neighbors the label {model.outlier_label!r}, which is not "
-            f"among its classes and has no probability. Fit it with outlier_label='most_frequent' or with "
-            f"one of the classes."
-        )
-    return np.concatenate(named).astype(np.float32)[np.newaxis]
+APART = "apart"
+"""Mark of the node that computes the differences of each row from the centroids."""
+
+
+def _nearest_centroid(s: Source) -> Sequence[ir.Value]:
+    """2 log p - d**2, with the distance d from the centroid of the class in units of the deviations within classes."""
+    op, model = s.op, s.estimator
+    apart = op.Sub(op.Unsqueeze(s.x, axes=[1]), s.parameter(model, "centroids_"))  # (rows, classes, features)
+    s.mark(APART, apart)
+    spread = np.asarray(model.within_class_std_dev_, np.float32)
+    scaled = op.Div(apart, np.where(spread == 0, np.float32(1), spread))
+    distance = op.ReduceSum(op.Mul(scaled, scaled), axes=[2], keepdims=False)
+    scores = op.Sub(2 * np.log(model.class_prior_).astype(np.float32), distance)
+    return s.chosen(scores), scores if s.raw_scores else op.Softmax(scores, axis=1)
 
 
 CONVERTERS: dict[type, Converter] = {
@@ -211,6 +216,7 @@ CONVERTERS: dict[type, Converter] = {
         lambda transformer: len(transformer._fit_X),
         lambda transformer: power_of(transformer) is not None,
     ),
+    NearestCentroid: Converter(_nearest_centroid),
     RadiusNeighborsClassifier: Converter(_within_radius),
     RadiusNeighborsRegressor: Converter(_within_radius),
 }

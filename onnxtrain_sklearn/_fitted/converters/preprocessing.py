@@ -1,8 +1,9 @@
-"""Convert transformers: scalers, encoders, imputers, functions."""
+"""Convert transformers: functions, imputers, scalers, power and quantile transforms, splines, encoders."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -20,7 +21,9 @@ from sklearn.preprocessing import (
     OneHotEncoder,
     OrdinalEncoder,
     PowerTransformer,
+    QuantileTransformer,
     RobustScaler,
+    SplineTransformer,
     StandardScaler,
 )
 
@@ -129,10 +132,6 @@ def _has_numeric_marker(imputer: Estimator) -> bool:
     return isinstance(imputer.missing_values, float | int)
 
 
-def _imputes_numbers(imputer: Estimator) -> bool:
-    return _has_numeric_marker(imputer) and not any(isinstance(number, str) for number in imputer.statistics_)
-
-
 def _filled(s: Source) -> ir.Value:
     """Replace missing values by the statistics, and add the columns of the indicator."""
     op, x, imputer = s.op, s.x, s.estimator
@@ -158,18 +157,8 @@ def _filled_by_neighbors(s: Source) -> ir.Value:
     """
     op, x, imputer = s.op, s.x, s.estimator
     missing = _missing(op, x, imputer.missing_values)
-    order, columns = _distances_of_known(op, x, missing, imputer), []
-    for i in np.flatnonzero(imputer._valid_mask | imputer.keep_empty_features):
-        absent, column = _gathered(op, missing, [i]), _gathered(op, x, [i])
-        if imputer._valid_mask[i]:
-            columns.append(op.Where(absent, _mean_of_donors(op, order, imputer, i), column))
-        else:
-            columns.append(op.Mul(op.Cast(absent, to=FLOAT), 0.0))
-    return _with_indicators(op, x, op.Concat(*columns, axis=1), imputer)
 
-
-def _distances_of_known(op: GraphBuilder, x: ir.Value, missing: ir.Value, imputer: KNNImputer) -> ir.Value:
-    """Return the mean squared difference over features known in both rows, or a very large number without any."""
+    # Distances: the mean squared difference over features known in both rows, or a very large number without any.
     known = np.where(imputer._mask_fit_X, 0.0, imputer._fit_X).astype(np.float64)
     there = (~imputer._mask_fit_X).astype(np.float64)
     given = op.Cast(op.Where(missing, 0.0, x), to=DOUBLE)
@@ -177,20 +166,28 @@ def _distances_of_known(op: GraphBuilder, x: ir.Value, missing: ir.Value, impute
     squares = op.Add(op.MatMul(op.Mul(given, given), there.T.copy()), op.MatMul(here, (known**2).T.copy()))
     total = op.Max(op.Sub(squares, op.MatMul(given, 2 * known.T)), np.zeros(()))
     count = op.MatMul(here, there.T.copy())
-    return op.Where(op.Greater(count, np.zeros(())), op.Div(total, op.Max(count, np.ones(()))), np.array(_NO_DISTANCE))
+    is_known = op.Greater(count, np.zeros(()))
+    away = op.Where(is_known, op.Div(total, op.Max(count, np.ones(()))), np.array(_NO_DISTANCE))
 
-
-def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: object) -> ir.Value:
-    """Return the mean of a column over the nearest rows that have a value, or over all rows where none is near."""
-    donors = np.flatnonzero(~imputer._mask_fit_X[:, i])
-    numbers = np.asarray(imputer._fit_X[donors, i], np.float32)
-    count = np.array([min(imputer.n_neighbors, len(donors))])
-    distance, nearest = op.emit("TopK", _gathered(op, order, donors), count, axis=1, largest=0, outputs=2)
-    distance.dtype, nearest.dtype = ir.DataType.DOUBLE, ir.DataType.INT64
-    near = op.Cast(op.Less(distance, np.array(_NO_DISTANCE)), to=FLOAT)
-    total = op.ReduceSum(op.Mul(near, op.Gather(numbers, nearest, axis=0)), axes=[1], keepdims=True)
-    share = op.ReduceSum(near, axes=[1], keepdims=True)
-    return op.Where(op.Greater(share, 0.0), op.Div(total, op.Max(share, 1.0)), float(numbers.mean(dtype=float)))
+    columns = list[ir.Value]()
+    for i in np.flatnonzero(imputer._valid_mask | imputer.keep_empty_features):
+        absent, column = _gathered(op, missing, [i]), _gathered(op, x, [i])
+        if not imputer._valid_mask[i]:  # no row of the fit has a value: it becomes zero
+            columns.append(op.Mul(op.Cast(absent, to=FLOAT), 0.0))
+            continue
+        # The mean over the nearest rows that have a value, or over all of them if none shares a known feature.
+        donors = np.flatnonzero(~imputer._mask_fit_X[:, i])
+        numbers = np.asarray(imputer._fit_X[donors, i], np.float32)
+        most = np.array([min(imputer.n_neighbors, len(donors))])
+        distance, nearest = op.emit("TopK", _gathered(op, away, donors), most, axis=1, largest=0, outputs=2)
+        distance.dtype, nearest.dtype = ir.DataType.DOUBLE, ir.DataType.INT64
+        near = op.Cast(op.Less(distance, np.array(_NO_DISTANCE)), to=FLOAT)
+        total = op.ReduceSum(op.Mul(near, op.Gather(numbers, nearest, axis=0)), axes=[1], keepdims=True)
+        share = op.ReduceSum(near, axes=[1], keepdims=True)
+        any_near = op.Greater(share, 0.0)
+        mean = op.Where(any_near, op.Div(total, op.Max(share, 1.0)), float(numbers.mean(dtype=float)))
+        columns.append(op.Where(absent, mean, column))
+    return _with_indicators(op, x, op.Concat(*columns, axis=1), imputer)
 
 
 # Converters of scalers and power transforms: one shift and one factor, or one exponent, per feature.
@@ -198,10 +195,6 @@ def _mean_of_donors(op: GraphBuilder, order: ir.Value, imputer: KNNImputer, i: o
 
 NEAR_ZERO = 1e-3
 """Exponents below it are too close to zero to divide by in float32."""
-
-
-def _standardized(s: Source) -> ir.Value:
-    return standardized(s, s.x)
 
 
 def standardized(s: Source, x: ir.Value, path: Path = ()) -> ir.Value:
@@ -274,6 +267,138 @@ def _per_feature(emit: Callable[[Source], ir.Value]) -> Converter:
     return of_rows(emit, lambda scaler: scaler.n_features_in_)
 
 
+# Piecewise functions of each column
+
+
+def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
+    """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
+
+    With ``below`` the last one that is less than it; the first where there is none. Positions count through the whole
+    table. This is a binary search over tensors of the shape of ``x``.
+    """
+    columns, count = table.shape
+    first = np.arange(columns) * count
+    place, step = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first), 1 << max(count - 1, 1).bit_length()
+    while step := step // 2:
+        further = op.Min(op.Add(place, np.array(step)), first + count - 1)
+        found = op.Gather(table.ravel(), further, axis=0)
+        place = op.Where(op.Less(found, x) if below else op.LessOrEqual(found, x), further, place)
+    return place
+
+
+def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *powers: np.ndarray) -> ir.Value:
+    """Return the polynomial of a piece in the distance of ``x`` from its start; ``powers`` begin with the highest."""
+    ahead = op.Sub(x, op.Gather(starts.ravel(), place, axis=0))
+    if powers[0].ndim > starts.ndim:  # several splines of one feature
+        ahead = op.Unsqueeze(ahead, axes=[2])
+    tables = [power.reshape(starts.size, *power.shape[starts.ndim :]) for power in powers]
+    result = op.Gather(tables[0], place, axis=0)
+    for table in tables[1:]:
+        result = op.Add(op.Mul(result, ahead), op.Gather(table, place, axis=0))
+    return result
+
+
+def _splines(s: Source) -> ir.Value:
+    """B-splines as polynomials between knots, extrapolated as ``extrapolation`` says."""
+    op, x, transformer = s.op, s.x, s.estimator
+    degree, splines = transformer.degree, transformer.bsplines_
+    knots = np.stack([spline.t[degree : -degree - 1] for spline in splines])
+    # By power, from the highest on, a coefficient for each column, piece and spline.
+    powers = np.stack(
+        [[spline(row, nu=p) / math.factorial(p) for spline, row in zip(splines, knots, strict=True)]
+         for p in range(degree, -1, -1)]
+    )  # fmt: skip
+    low, high = knots[:, 0].astype(np.float32), np.array([spline.t[-degree - 1] for spline in splines], np.float32)
+    starts, inside = knots.astype(np.float32), x
+    if transformer.extrapolation == "periodic":
+        turns = op.Floor(op.Div(op.Sub(x, low), high - low))
+        inside = op.Sub(x, op.Mul(turns, high - low))
+    elif transformer.extrapolation in ("constant", "linear"):
+        inside = op.Min(op.Max(x, low), high)
+    place = _sorted_positions(op, inside, starts)
+    result = _piece(op, place, inside, starts, *powers.astype(np.float32))
+    if transformer.extrapolation == "linear":
+        slopes = powers[:-1] * np.arange(degree, 0, -1).reshape(-1, 1, 1, 1)
+        slope = _piece(op, place, inside, starts, *slopes.astype(np.float32))
+        result = op.Add(result, op.Mul(slope, op.Unsqueeze(op.Sub(x, inside), axes=[2])))
+    if not transformer.include_bias:
+        result = op.Gather(result, np.arange(powers.shape[-1] - 1), axis=2)
+    return op.Reshape(result, np.array([-1, transformer.n_features_out_]))
+
+
+def _has_known_ends(transformer: SplineTransformer) -> bool:
+    known = transformer.extrapolation in ("constant", "linear", "continue", "periodic")
+    handles = getattr(transformer, "handle_missing", "error") == "error"
+    enough = transformer.degree > (transformer.extrapolation == "linear")
+    return known and handles and enough and not transformer.sparse_output
+
+
+_BOUND = 1e-7  # scikit-learn's
+
+
+def _normal_quantiles(s: Source) -> ir.Value:
+    """The inverse of the normal distribution function at the mean of two interpolations between quantiles.
+
+    The two differ where quantiles are equal. Shares are computed in float64, as float32 is too coarse near 1.
+    """
+    op, x, transformer = s.op, s.x, s.estimator
+    quantiles = np.ascontiguousarray(transformer.quantiles_.T, np.float64)
+    exact = op.Cast(x, to=DOUBLE)
+    outside = [op.Less(op.Sub(exact, np.array(_BOUND)), quantiles[:, 0])]
+    outside += [op.Greater(op.Add(exact, np.array(_BOUND)), quantiles[:, -1])]
+    levels = transformer.references_
+    rise, run = np.diff(levels), np.diff(quantiles, axis=1)
+    slope = np.divide(rise, run, out=np.zeros_like(run), where=run > 0)
+    starts = np.ascontiguousarray(quantiles[:, :-1])
+    base = np.broadcast_to(levels[:-1], starts.shape).copy()
+    shares = [
+        _piece(op, _sorted_positions(op, exact, starts, below=below), exact, starts, slope, base)
+        for below in (False, True)
+    ]
+    share = op.Mul(op.Add(*shares), np.array(0.5))
+    share = op.Min(op.Max(share, np.array(_BOUND)), np.array(1 - _BOUND))
+    ends = special.ndtri([_BOUND - np.spacing(1), 1 - (_BOUND - np.spacing(1))]).astype(np.float32)
+    return op.Where(outside[0], ends[0], op.Where(outside[1], ends[1], _inverse_normal(op, share)))
+
+
+def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
+    """sqrt(2) z f(w), with z = 2 p - 1 and w = -log(1 - z²); f is smooth, and a polynomial in w or its root."""
+    side = op.Sub(op.Mul(share, np.array(2.0)), np.array(1.0))
+    rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without cancellation
+    w = op.Neg(op.Log(op.Cast(rest, to=FLOAT)))
+    near, far = _polynomials()
+    middle = _polynomial_value(op, op.Min(w, _SPLIT), near)
+    tail = _polynomial_value(op, op.Sqrt(op.Max(w, _SPLIT)), far)
+    return op.Mul(op.Cast(side, to=FLOAT), op.Where(op.Less(w, _SPLIT), middle, tail))
+
+
+_SPLIT, _END = 5.0, 17.0
+
+
+@functools.cache
+def _polynomials() -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
+    """Return sqrt(2) f as polynomials in w up to 5, and in sqrt(w) beyond it."""
+    near = (0.5 - 0.5 * np.cos(np.linspace(0, np.pi, 400)[1:])) * _SPLIT
+    far = np.linspace(_SPLIT, _END, 400)
+    fit = np.polynomial.Polynomial.fit
+    return fit(near, _scaled_quantile(near), 11), fit(np.sqrt(far), _scaled_quantile(far), 9)
+
+
+def _scaled_quantile(w: np.ndarray) -> np.ndarray:
+    z = np.sqrt(-np.expm1(-w))
+    return np.asarray(-special.ndtri(np.exp(-w) / (2 * (1 + z))) / z)
+
+
+def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
+    """Return a polynomial, computed on its mapped domain between -1 and 1, where float32 is most exact."""
+    shift, factor = polynomial.mapparms()
+    scaled, (*lower, highest) = op.Add(op.Mul(x, float(factor)), float(shift)), polynomial.coef
+    result = op.Add(op.Mul(scaled, float(highest)), float(lower.pop()))
+    for coefficient in reversed(lower):
+        result = op.Add(op.Mul(result, scaled), float(coefficient))
+    return result
+
+
 # Converters of encoders of categories: a table for each column, with a row for each category and one for unknown ones.
 #
 # scikit-learn itself fills the tables: it knows which categories are dropped, which ones are infrequent together, and
@@ -290,18 +415,15 @@ def _encoded(s: Source) -> list[ir.Value] | None:
     op, encoder, parts = s.op, s.estimator, list[ir.Value]()
     for i, (column, known, table) in enumerate(zip(columns, encoder.categories_, _tables(encoder), strict=True)):
         if column.dtype is ir.DataType.STRING and encoder.handle_unknown == "error":
-            parts.append(op.Gather(table[1:], _place_or_error(op, column, known), axis=0))
+            # The one operator that raises an error for unknown categories.
+            texts = [str(one) for one in known]
+            found = op.emit("OneHotEncoder", column, domain="ai.onnx.ml", cats_strings=texts, zeros=0)[0]
+            found.dtype = ir.DataType.FLOAT
+            place = op.ArgMax(op.Reshape(found, np.array([-1, len(texts)])), axis=1, keepdims=False)
+            parts.append(op.Gather(table[1:], place, axis=0))
         else:
             parts.append(op.Gather(table, op.Squeeze(_place(op, column, known, encoder, i), np.array([1])), axis=0))
     return [parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)]
-
-
-def _place_or_error(op: GraphBuilder, column: ir.Value, known: np.ndarray) -> ir.Value:
-    """Return the place of each category, (rows,), by the operator that raises an error for unknown ones."""
-    texts = [str(one) for one in known]
-    found = op.emit("OneHotEncoder", column, domain="ai.onnx.ml", cats_strings=texts, zeros=0)[0]
-    found.dtype = ir.DataType.FLOAT
-    return op.ArgMax(op.Reshape(found, np.array([-1, len(texts)])), axis=1, keepdims=False)
 
 
 def _single_columns(s: Source) -> list[ir.Value] | None:
@@ -356,7 +478,18 @@ def _tables(encoder: Encoder) -> list[np.ndarray]:
         for j, one in enumerate(known):
             rows[:, j] = own if j == i else one[0]
         table = np.asarray(twin.transform(rows), np.float32)[:, ends[i] : ends[i + 1]]
-        tables.append(np.concatenate([_unknown(encoder, i, table), table]))
+
+        # The row of unknown categories: zeros, or that of the infrequent ones; of codes the one for them.
+        rare = _rare(encoder, i)
+        if isinstance(encoder, OrdinalEncoder):  # NaN for an unknown number, which no operator raises an error for
+            code = encoder.unknown_value if encoder.handle_unknown == "use_encoded_value" else np.nan
+            unknown = np.array([[code]], np.float32)
+        elif rare is None or encoder.handle_unknown not in ("infrequent_if_exist", "warn"):
+            unknown = np.zeros((1, table.shape[1]), np.float32)
+        else:
+            place = encoder.categories_[i].tolist().index(rare[0])
+            unknown = table[place : place + 1]
+        tables.append(np.concatenate([unknown, table]))
     return tables
 
 
@@ -372,18 +505,6 @@ def _width(encoder: Encoder, column: int) -> int:
     rare = _rare(encoder, column)
     groups = len(encoder.categories_[column]) - (0 if rare is None else len(rare) - 1)
     return groups - int(encoder.drop_idx_ is not None and encoder.drop_idx_[column] is not None)
-
-
-def _unknown(encoder: Encoder, column: int, table: np.ndarray) -> np.ndarray:
-    """Return the row of unknown categories: zeros, or that of the infrequent ones; of codes the one for them."""
-    if isinstance(encoder, OrdinalEncoder):  # NaN for an unknown number, which no operator raises an error for
-        code = encoder.unknown_value if encoder.handle_unknown == "use_encoded_value" else np.nan
-        return np.array([[code]], np.float32)
-    rare = _rare(encoder, column)
-    if rare is None or encoder.handle_unknown not in ("infrequent_if_exist", "warn"):
-        return np.zeros((1, table.shape[1]), np.float32)
-    place = encoder.categories_[column].tolist().index(rare[0])
-    return table[place : place + 1]
 
 
 def _columns(encoder: Estimator) -> int:
@@ -409,13 +530,21 @@ CONVERTERS: dict[type, Converter] = {
     SimpleImputer: of_rows(
         _filled,
         lambda imputer: _count_filled(imputer, ~np.isnan(np.asarray(imputer.statistics_, float))),
-        _imputes_numbers,
+        lambda imputer: (
+            _has_numeric_marker(imputer) and not any(isinstance(number, str) for number in imputer.statistics_)
+        ),
     ),
+    QuantileTransformer: of_rows(
+        _normal_quantiles,
+        lambda transformer: transformer.n_features_in_,
+        lambda transformer: transformer.output_distribution == "normal" and len(transformer.references_) > 1,
+    ),
+    SplineTransformer: of_rows(_splines, lambda transformer: transformer.n_features_out_, _has_known_ends),
     MaxAbsScaler: _per_feature(_scaled_by_largest),
     MinMaxScaler: _per_feature(_into_range),
     PowerTransformer: _per_feature(_power_transform),
     RobustScaler: _per_feature(_robust),
-    StandardScaler: _per_feature(_standardized),
+    StandardScaler: _per_feature(lambda s: standardized(s, s.x)),
     OneHotEncoder: Converter(_encoded, _columns, takes_text=True),
     OrdinalEncoder: Converter(_encoded, _columns, takes_text=True),
 }

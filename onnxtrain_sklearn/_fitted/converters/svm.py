@@ -53,16 +53,13 @@ def _isolation_forest(s: Source) -> ir.Value:
     """
     op, forest = s.op, s.estimator
     trees = [estimator.tree_ for estimator in forest.estimators_]
-    paths = tree_sum(s, branches(trees, forest.estimators_features_), _path_lengths(forest, leaves(trees)))
+    ends = leaves(trees)
+    known = zip(forest._decision_path_lengths, forest._average_path_length_per_tree, ends, strict=True)
+    lengths = leaves_of(ends, [(depths + beyond - 1.0)[own][:, np.newaxis] for depths, beyond, own in known])
+    paths = tree_sum(s, branches(trees, forest.estimators_features_), lengths)
     usual = len(forest.estimators_) * float(sklearn_private._average_path_length([forest._max_samples])[0])
     scores = op.Neg(op.Exp(op.Mul(paths, -math.log(2) / usual)))
     return op.Sub(scores, s.parameter(forest, "offset_"))
-
-
-def _path_lengths(forest: IsolationForest, ends: Sequence[np.ndarray]) -> Attributes:
-    """Return the attributes of the leaves: the length of the path to each."""
-    paths = zip(forest._decision_path_lengths, forest._average_path_length_per_tree, ends, strict=True)
-    return leaves_of(ends, [(depths + beyond - 1.0)[own][:, np.newaxis] for depths, beyond, own in paths])
 
 
 def _local_outlier_factor(s: Source) -> ir.Value:
@@ -94,18 +91,16 @@ CONFIDENCES = "confidences"
 
 
 def _one_vs_one(s: Source) -> Sequence[ir.Value]:
-    op, pairs = s.op, [_prediction(s, one) for one in s.estimator.estimators_]
+    # Of each pair: whether its classifier predicts the second class, and its confidence, (rows, 1) each.
+    op, pairs = s.op, list[tuple[ir.Value, ir.Value]]()
+    for one in s.estimator.estimators_:
+        label, scores = s.convert_inner(one, s.x, hasattr(one, "decision_function"))
+        predicted = op.Cast(op.Reshape(label, np.array([-1, 1])), to=FLOAT)
+        pairs.append((predicted, op.Gather(scores, np.array([1]), axis=1)))
     second, confidences = (op.Concat(*side, axis=1) if len(side) > 1 else side[0] for side in zip(*pairs, strict=True))
     s.mark(CONFIDENCES, confidences)
     scores = decision_of_pairs(op, second, confidences, len(s.estimator.classes_))
     return s.chosen(scores), scores
-
-
-def _prediction(s: Source, estimator: Estimator) -> tuple[ir.Value, ir.Value]:
-    """Return whether a classifier of a pair predicts the second class, and its confidence, (rows, 1) each."""
-    op = s.op
-    label, scores = s.convert_inner(estimator, s.x, hasattr(estimator, "decision_function"))
-    return op.Cast(op.Reshape(label, np.array([-1, 1])), to=FLOAT), op.Gather(scores, np.array([1]), axis=1)
 
 
 def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value, classes: int) -> ir.Value:
@@ -128,8 +123,15 @@ def _is_known(model: Estimator) -> bool:
 
 def _output_codes(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
-    codes = np.asarray(model.code_book_, np.float32)
-    parts = [_digit(s, estimator) for estimator in model.estimators_]
+    codes, parts = np.asarray(model.code_book_, np.float32), list[ir.Value]()
+    for one in model.estimators_:  # each predicts a digit of the code, (rows, 1)
+        if isinstance(one, sklearn_private._ConstantPredictor):
+            column = op.Gather(s.x, np.array([0]), axis=1)  # gives the constant the number of rows
+            parts.append(op.Add(op.Mul(column, 0.0), float(one.y_[0])))
+        elif hasattr(one, "decision_function"):
+            parts.append(op.Reshape(s.decision(one), np.array([-1, 1])))
+        else:
+            parts.append(op.Gather(s.probabilities(one), np.array([1]), axis=1))
     given = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
     # The square of the row's own numbers is the same for all codes.
     away = op.Sub((codes**2).sum(axis=1)[np.newaxis], op.Mul(op.MatMul(given, codes.T.copy()), 2.0))
@@ -145,16 +147,6 @@ def _output_codes(s: Source) -> Sequence[ir.Value]:
         return s.chosen(margins), margins
     score = op.Gather(margins, np.array([1]), axis=1)
     return s.chosen(margins), op.Concat(op.Neg(score), score, axis=1)
-
-
-def _digit(s: Source, estimator: Estimator) -> ir.Value:
-    """Return the prediction of one digit of the code, (rows, 1)."""
-    op = s.op
-    if isinstance(estimator, sklearn_private._ConstantPredictor):
-        return op.Add(op.Mul(op.Gather(s.x, np.array([0]), axis=1), 0.0), float(estimator.y_[0]))
-    if hasattr(estimator, "decision_function"):
-        return op.Reshape(s.decision(estimator), np.array([-1, 1]))
-    return op.Gather(s.probabilities(estimator), np.array([1]), axis=1)
 
 
 def unit_of_codes(model: OutputCodeClassifier) -> float:
@@ -179,9 +171,17 @@ def _machine_regression(s: Source) -> ir.Value:
 
 
 def _machine_classifier(s: Source) -> Sequence[ir.Value]:
+    """The label that most pairs vote for, and probabilities or a decision function made of the scores of the pairs."""
     op, model = s.op, s.estimator
-    classes = len(model.classes_)
-    label, scores = _machine(s)
+    names, classes = labels(model), len(model.classes_)
+    kind = "classlabels_strings" if names.dtype.kind == "U" else "classlabels_ints"
+    sign = -1.0 if classes == 2 else 1.0  # scikit-learn turns the sign of both for two classes
+    attributes = _machine_kernel(model) | _coefficients(model, sign) | {"vectors_per_class": model.n_support_.tolist()}
+    if len(model.probA_):
+        attributes |= {"prob_a": _floats(model.probA_), "prob_b": _floats(model.probB_)}
+    label, scores = s.ml_operator("SVMClassifier", outputs=2, **attributes, **{kind: names.tolist()})
+    label.dtype = ir.DataType.STRING if names.dtype.kind == "U" else ir.DataType.INT64
+    _note_attributes(s, scores, "negated" if classes == 2 else "same")
     if len(model.probA_) or (classes > 2 and model.decision_function_shape == "ovo"):
         return label, scores
     if classes == 2:  # LIBSVM's first column speaks for the second class
@@ -189,21 +189,6 @@ def _machine_classifier(s: Source) -> Sequence[ir.Value]:
         return label, op.Concat(op.Neg(score), score, axis=1)
     first = op.Cast(op.Less(scores, 0.0), to=FLOAT)
     return label, decision_of_pairs(op, first, op.Neg(scores), classes)
-
-
-def _machine(s: Source) -> Sequence[ir.Value]:
-    """Return the label that most pairs vote for, and probabilities or the scores of the pairs."""
-    model = s.estimator
-    names = labels(model)
-    kind = "classlabels_strings" if names.dtype.kind == "U" else "classlabels_ints"
-    sign = -1.0 if len(names) == 2 else 1.0  # scikit-learn turns the sign of both for two classes
-    attributes = _machine_kernel(model) | _coefficients(model, sign) | {"vectors_per_class": model.n_support_.tolist()}
-    if len(model.probA_):
-        attributes |= {"prob_a": _floats(model.probA_), "prob_b": _floats(model.probB_)}
-    label, scores = s.ml_operator("SVMClassifier", outputs=2, **attributes, **{kind: names.tolist()})
-    label.dtype = ir.DataType.STRING if names.dtype.kind == "U" else ir.DataType.INT64
-    _note_attributes(s, scores, "negated" if len(names) == 2 else "same")
-    return label, scores
 
 
 def _note_attributes(s: Source, value: ir.Value, form: str) -> None:

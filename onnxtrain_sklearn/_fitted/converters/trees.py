@@ -7,7 +7,6 @@ The numbers of their leaves become parameters where the graph is rewritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -137,7 +136,10 @@ def _forest_regressor(s: Source) -> Sequence[ir.Value]:
 def _forest_classifier(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     sizes = np.atleast_1d(model.n_classes_)
-    shares = [_probabilities(tree, sizes) for tree in _trees(model)]
+    shares = []
+    for tree in _trees(model):  # of each node: the probabilities of the classes of each output in turn
+        parts = [tree.value[:, i, :n] for i, n in enumerate(sizes)]
+        shares.append(np.concatenate([part / part.sum(axis=1, keepdims=True) for part in parts], axis=1))
     if several_labels(model):
         joined = _mean_of_trees(s, shares)
         return op.Cast(joined, to=INT64), joined
@@ -159,12 +161,6 @@ def _mean_of_trees(s: Source, values: Sequence[np.ndarray]) -> ir.Value:
 
 def _trees(model: Estimator) -> list[Estimator]:
     return [one.tree_ for one in getattr(model, "estimators_", [model])]
-
-
-def _probabilities(tree: Estimator, n_classes: np.ndarray) -> np.ndarray:
-    """Return what each node of a tree holds for the classes of each output in turn; they add up to one an output."""
-    parts = [tree.value[:, i, :n] for i, n in enumerate(n_classes)]
-    return np.concatenate([part / part.sum(axis=1, keepdims=True) for part in parts], axis=1)
 
 
 # Splits of histogram trees by categories, as splits by numbers.
@@ -193,13 +189,37 @@ def categories_by_column(model: Estimator | None) -> dict[int, np.ndarray]:
 
 def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, list[Nodes]]:
     """Return the rows with a column for each split by categories, and the nodes of each tree on these columns."""
+    op, model = s.op, s.estimator
     nodes = np.concatenate([tree.nodes for tree in trees])
-    feature, threshold = _columns_of_data(s.estimator)[nodes["feature_idx"]], float32_cuts(nodes["num_threshold"])
+    position = np.arange(model.n_features_in_)  # of the columns of the trees in the data
+    if model.is_categorical_ is not None:
+        position = np.argsort(~model.is_categorical_, kind="stable")
+    feature, threshold = position[nodes["feature_idx"]], float32_cuts(nodes["num_threshold"])
     by_category, rows = nodes["is_categorical"].astype(bool), s.x
     if by_category.any():
-        splits = _different_splits(feature[by_category], _rights(trees))
-        rows = s.op.Concat(rows, *(_columns_of_splits(s, splits, column) for column in splits.columns), axis=1)
-        feature[by_category], threshold[by_category] = s.estimator.n_features_in_ + splits.place, 0.5
+        # Which rows each node sends to the right: those without a known category, then those of each category.
+        rights = []
+        for tree in trees:
+            own = tree.nodes[tree.nodes["is_categorical"].astype(bool)]
+            bits = (tree.raw_left_cat_bitsets[own["bitset_idx"]][:, :, None] >> np.arange(32, dtype=np.uint32)) & 1
+            left = np.concatenate([own["missing_go_to_left"][:, None], bits.reshape(len(own), 256)], axis=1)
+            rights += [right.tobytes() for right in left == 0]
+        splits = list(zip(feature[by_category].tolist(), rights, strict=True))
+        place_of = {split: place for place, split in enumerate(sorted(set(splits)))}
+
+        # A column for each different split. Places of categories count from 1; 0 is for missing and unknown ones.
+        read, table = np.array([column for column, _ in place_of]), np.array([list(right) for _, right in place_of])
+        added = list[ir.Value]()
+        for column in dict.fromkeys(read.tolist()):
+            known = _numbers(model, column)
+            found = op.Cast(op.Equal(op.Gather(s.x, np.array([column]), axis=1), known[None]), to=FLOAT)
+            places = op.MatMul(found, np.arange(1, len(known) + 1, dtype=np.float32)[:, None])
+            places = op.Cast(op.Squeeze(places, np.array([1])), to=INT64)
+            right_of = table[read == column, : len(known) + 1].T.astype(np.float32)
+            added.append(op.Gather(right_of, places, axis=0))
+        rows = op.Concat(rows, *added, axis=1)
+        feature[by_category] = model.n_features_in_ + np.array([place_of[split] for split in splits])
+        threshold[by_category] = 0.5
     columns = {"feature": feature, "threshold": threshold}
     columns |= {name: nodes[name] for name in ("is_leaf", "left", "missing_go_to_left", "right")}
     ends = np.cumsum([len(tree.nodes) for tree in trees])
@@ -214,72 +234,6 @@ def exact_thresholds(model: Estimator) -> np.ndarray:
     nodes = np.concatenate([tree.nodes for stage in model._predictors for tree in stage])
     by_category, is_leaf = nodes["is_categorical"].astype(bool), nodes["is_leaf"].astype(bool)
     return np.where(is_leaf, 0.0, np.where(by_category, 0.5, nodes["num_threshold"]))
-
-
-def _columns_of_data(model: Estimator) -> np.ndarray:
-    """Return the position in the data of each column of the trees."""
-    if model.is_categorical_ is None:
-        return np.arange(model.n_features_in_)
-    return np.argsort(~model.is_categorical_, kind="stable")
-
-
-@dataclass(frozen=True)
-class _Splits:
-    """The different splits by categories, in the order of their columns.
-
-    Attributes
-    ----------
-    column : array of int
-        The column of the data that each split reads.
-    right : array of bool, (splits, 257)
-        Whether rows go to the right: those without a known category, then those of each category.
-    place : array of int
-        The split of each node that splits by categories.
-    """
-
-    column: np.ndarray
-    right: np.ndarray
-    place: np.ndarray
-
-    @property
-    def columns(self) -> list[int]:
-        """The columns that splits read."""
-        return list(dict.fromkeys(self.column.tolist()))
-
-
-def _rights(trees: Sequence[Any]) -> np.ndarray:
-    """Return which rows each node that splits by categories sends to the right, as in :class:`_Splits`."""
-    rights = []
-    for tree in trees:
-        nodes = tree.nodes[tree.nodes["is_categorical"].astype(bool)]
-        bits = (tree.raw_left_cat_bitsets[nodes["bitset_idx"]][:, :, None] >> np.arange(32, dtype=np.uint32)) & 1
-        left = np.concatenate([nodes["missing_go_to_left"][:, None], bits.reshape(len(nodes), 256)], axis=1)
-        rights.append(left == 0)
-    return np.concatenate(rights)
-
-
-def _different_splits(columns: np.ndarray, rights: np.ndarray) -> _Splits:
-    keys = [(column, right.tobytes()) for column, right in zip(columns.tolist(), rights, strict=True)]
-    node_of = {key: i for i, key in enumerate(keys)}
-    place_of = {key: place for place, key in enumerate(sorted(node_of))}
-    chosen = [node_of[key] for key in place_of]
-    return _Splits(columns[chosen], rights[chosen], np.array([place_of[key] for key in keys]))
-
-
-def _columns_of_splits(s: Source, splits: _Splits, column: int) -> ir.Value:
-    """Return the columns of the splits that read one column of the data, (rows, splits)."""
-    known = _numbers(s.estimator, column)
-    table = splits.right[splits.column == column, : len(known) + 1].T.astype(np.float32)
-    return s.op.Gather(table, _category_places(s, column, known), axis=0)
-
-
-def _category_places(s: Source, column: int, known: np.ndarray) -> ir.Value:
-    """Return the place of each row's category, counted from 1; 0 is that of missing and unknown ones."""
-    op = s.op
-    values = op.Gather(s.x, np.array([column]), axis=1)
-    found = op.Cast(op.Equal(values, known[None]), to=FLOAT)
-    places = op.MatMul(found, np.arange(1, len(known) + 1, dtype=np.float32)[:, None])
-    return op.Cast(op.Squeeze(places, np.array([1])), to=INT64)
 
 
 def _numbers(model: Estimator, column: int) -> np.ndarray:
