@@ -144,7 +144,20 @@ def inference_model(
         if node is not None and node.op_type == "SequenceConstruct" and node.inputs[0] is not None:
             node.outputs[0].type = ir.SequenceType(ir.TensorType(node.inputs[0].dtype or ir.DataType.FLOAT))
     if form.zipmap is True:
-        _zip(op, decoding)
+        # A dict for each row replaces the last output, after shape inference: onnx_ir has no type for it.
+        assert isinstance(decoding.classes, np.ndarray)
+        labels = class_constant(decoding.classes)
+        if labels.dtype.kind == "f":
+            if not (labels == np.rint(labels)).all():
+                raise ModelError(
+                    f"zipmap=True: the keys of ONNX's dicts are integers or strings, the labels are "
+                    f"{labels.tolist()}. Leave zipmap=False or take zipmap='columns'."
+                )
+            labels = labels.astype(np.int64)
+        keys = {"classlabels_int64s" if labels.dtype.kind == "i" else "classlabels_strings": labels.tolist()}
+        values = graph.outputs.pop()
+        values = values if values.dtype == ir.DataType.FLOAT else op.Cast(values, to=ir.DataType.FLOAT)
+        _add_output(op, "output_probability", op.emit("ZipMap", values, domain="ai.onnx.ml", **keys)[0], None)
     return result
 
 
@@ -229,11 +242,19 @@ def _append_outputs(
         activates = last is not None and last.op_type in ("Sigmoid", "Softmax") and last.inputs[0] is scores
         exact = with_scores and in_double and decoding.has_probabilities and (own is None or activates)
         columns, own, in_places = _as_rows_of_labels(op, decision, own, decoding, form)
-        label = (
-            _label_output(op, columns, decoding)
-            if model.choice is None
-            else _label_names(op, outputs[model.choice], decoding)
-        )
+        if model.choice is not None:
+            label = _label_names(op, outputs[model.choice], decoding)
+        elif decoding.task == "multilabel":
+            label = op.Cast(op.Greater(columns, 0.0), to=ir.DataType.INT64)
+        else:
+            if isinstance(decoding.classes, list):
+                parts = split_columns(op, columns, decoding.groups)
+                index = op.Concat(*(op.ArgMax(part, axis=1) for part in parts), axis=1)
+            elif decoding.task == "binary":
+                index = op.Cast(op.Greater(op.Squeeze(columns, axes=[1]), 0.0), to=ir.DataType.INT64)
+            else:
+                index = op.ArgMax(columns, axis=1, keepdims=False)
+            label = _label_names(op, index, decoding)
         _add_output(op, names.prefix + ("output_label" if form.zipmap else "label"), in_places(label), None)
         if exact:
             op, columns, own = *_in_double(op, columns, decoding), None
@@ -266,19 +287,6 @@ def _as_rows_of_labels(
 def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
     shape = op.shape(scores)
     return op.Unsqueeze(scores, axes=[1]) if shape is not None and len(shape) == 1 else as_rows(op, scores)
-
-
-def _label_output(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> ir.Value:
-    if decoding.task == "multilabel":
-        return op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
-    if isinstance(decoding.classes, list):
-        parts = split_columns(op, scores, decoding.groups)
-        return _label_names(op, op.Concat(*(op.ArgMax(own, axis=1) for own in parts), axis=1), decoding)
-    if decoding.task == "binary":
-        index = op.Cast(op.Greater(op.Squeeze(scores, axes=[1]), 0.0), to=ir.DataType.INT64)
-    else:
-        index = op.ArgMax(scores, axis=1, keepdims=False)
-    return _label_names(op, index, decoding)
 
 
 def _label_names(op: GraphBuilder, index: ir.Value, decoding: Decoding) -> ir.Value:
@@ -332,14 +340,36 @@ def _further_outputs(
     """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
     name = "probabilities" if decoding.has_probabilities else "scores"
     if decoding.groups:
-        return {name: _sequence(op, scores, decoding, form)}
+        # Several labels a row: a sequence with the probabilities, or the scores, of each.
+        if form.zipmap:
+            raise ModelError(
+                f"zipmap={form.zipmap!r} is for one label a row, and here are {len(decoding.groups)}: leave it."
+            )
+        parts = split_columns(op, scores, decoding.groups)
+        if decoding.has_probabilities and not form.raw_scores:
+            parts = [apply_link(op, decoding.link, part) for part in parts]
+        elif form.raw_scores:
+            for i, n_classes in enumerate(decoding.groups):
+                if n_classes == 2:  # the margins of two classes are -s and s
+                    s = op.Sub(op.Gather(parts[i], [1], axis=1), op.Gather(parts[i], [0], axis=1))
+                    s = s if decoding.has_probabilities else op.Mul(s, 0.5)
+                    parts[i] = op.Concat(op.Neg(s), s, axis=1)
+        return {name: op.SequenceConstruct(*parts)}
+
     if decoding.has_probabilities and not form.raw_scores:
         # ``own`` are the graph's own probabilities; for two classes only the second one's, or both.
         values = apply_link(op, decoding.link, scores) if own is None else _as_score_columns(op, own)
         if decoding.task == "binary" and (op.shape(values) or [1])[-1] != 2:
             values = op.Concat(op.Sub(1.0, values), values, axis=1)
     else:
-        values = _decision_columns(op, scores, decoding) if form.raw_scores or form.zipmap else op.Identity(scores)
+        # The decision function has a column for each class: for two classes its negative and itself.
+        of_two, by_class = decoding.task == "multiclass" and decoding.n_outputs == 2, form.raw_scores or form.zipmap
+        if of_two and by_class:
+            scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
+        if by_class and (of_two or decoding.task == "binary"):
+            values = op.Concat(op.Neg(scores), scores, axis=1)
+        else:
+            values = op.Identity(scores)
     if (form.zipmap or form.per_class) and decoding.task == "multiclass":
         shape, classes = op.shape(values), () if decoding.classes is None else decoding.classes
         if shape is not None and isinstance(shape[-1], int) and shape[-1] != len(classes):
@@ -353,38 +383,6 @@ def _further_outputs(
     assert isinstance(decoding.classes, np.ndarray)
     prefix = "i" if decoding.classes.dtype.kind in "iub" else "s"
     return {f"{prefix}{c}": op.Gather(values, i, axis=1) for i, c in enumerate(class_constant(decoding.classes))}
-
-
-def _sequence(op: GraphBuilder, scores: ir.Value, decoding: Decoding, form: OutputOptions) -> ir.Value:
-    """Return the probabilities, or the scores, of each of several labels, in a sequence."""
-    if form.zipmap:
-        raise ModelError(
-            f"zipmap={form.zipmap!r} is for one label a row, and here are {len(decoding.groups)}: leave it."
-        )
-    parts = split_columns(op, scores, decoding.groups)
-    if decoding.has_probabilities and not form.raw_scores:
-        parts = [apply_link(op, decoding.link, part) for part in parts]
-    elif form.raw_scores:
-        parts = [_decisions_of_label(op, part, n, decoding) for part, n in zip(parts, decoding.groups, strict=True)]
-    return op.SequenceConstruct(*parts)
-
-
-def _decisions_of_label(op: GraphBuilder, scores: ir.Value, classes: int, decoding: Decoding) -> ir.Value:
-    """Return the decision function of one label among several; the margins of two classes are -s and s."""
-    if classes != 2:
-        return scores
-    s = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
-    s = s if decoding.has_probabilities else op.Mul(s, 0.5)
-    return op.Concat(op.Neg(s), s, axis=1)
-
-
-def _decision_columns(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> ir.Value:
-    """Return the decision function with a column per class: for two classes its negative and itself."""
-    if decoding.task == "multiclass" and decoding.n_outputs == 2:
-        scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
-    elif decoding.task != "binary":
-        return op.Identity(scores)
-    return op.Concat(op.Neg(scores), scores, axis=1)
 
 
 def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | None) -> None:
@@ -401,20 +399,3 @@ def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | N
             kept = {v.name for v in op.graph.inputs} | set(op.graph.initializers)
             value.name = op.name(name) if name in kept else name
     op.graph.outputs.append(value)
-
-
-def _zip(op: GraphBuilder, decoding: Decoding) -> None:
-    """Replace the last output by a dict per row; after shape inference, since onnx_ir has no type for it."""
-    assert isinstance(decoding.classes, np.ndarray)
-    labels = class_constant(decoding.classes)
-    if labels.dtype.kind == "f":
-        if not (labels == np.rint(labels)).all():
-            raise ModelError(
-                f"zipmap=True: the keys of ONNX's dicts are integers or strings, the labels are {labels.tolist()}. "
-                f"Leave zipmap=False or take zipmap='columns'."
-            )
-        labels = labels.astype(np.int64)
-    keys = {"classlabels_int64s" if labels.dtype.kind == "i" else "classlabels_strings": labels.tolist()}
-    values = op.graph.outputs.pop()
-    numbers = values if values.dtype == ir.DataType.FLOAT else op.Cast(values, to=ir.DataType.FLOAT)
-    _add_output(op, "output_probability", op.emit("ZipMap", numbers, domain="ai.onnx.ml", **keys)[0], None)

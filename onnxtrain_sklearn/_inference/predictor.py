@@ -153,16 +153,22 @@ class Predictor:
 
     def run(self, columns: Mapping[str, InputData], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
         """Return output number ``output`` for all rows of the data, or for the given ones."""
-        pieces = self.pieces_of(columns, rows)
-        found = [self._chunk(columns, one if rows is None else rows[one], output) for one in pieces]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        return self.run_several(columns, [output], rows)[0]
 
     def run_several(
         self, columns: Mapping[str, InputData], outputs: Sequence[int], rows: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Return the outputs of these numbers for all rows of the data, or for the given ones, in one pass."""
-        pieces = self.pieces_of(columns, rows)
-        found = [self._several_of_chunk(columns, one if rows is None else rows[one], outputs) for one in pieces]
+        names, found = [self.outputs[i] for i in outputs], list[list[np.ndarray]]()
+        for piece in self.pieces_of(columns, rows):
+            chosen = piece if rows is None else rows[piece]
+            feeds = {name: column.rows(chosen) for name, column in columns.items() if name not in self._sparse}
+            sparse = {name: columns[name].sparse_rows(chosen) for name in self._sparse}
+            for one, matrix in zip(self._products, self._matrices, strict=True):
+                multiplied = data_columns.multiplied_columns(sparse[one.input], one.factors)
+                feeds[one.name] = data_columns.product(multiplied, matrix, transposed=one.transposed)
+            results = self._run_session(names, {**feeds, **self._live})
+            found.append([_as_rows(result, piece.stop - piece.start) for result in results])
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
 
     def run_finite(self, name: str, rows: np.ndarray, dtype: DType, output: int = 0) -> np.ndarray | None:
@@ -170,9 +176,13 @@ class Predictor:
 
         None: there are too many for the shorter check to pay, or a number is not finite in ``dtype``.
         """
-        one_chunk = len(self._pieces(len(rows), math.prod(rows.shape[1:]))) == 1
-        piece = _finite_rows(rows, dtype) if one_chunk else None
-        return None if piece is None else self._computed({name: piece}, len(piece), output)
+        if len(self._pieces(len(rows), math.prod(rows.shape[1:]))) != 1:
+            return None
+        piece = np.ascontiguousarray(rows) if rows.dtype == dtype else _in_graph_type(rows, dtype)
+        squares = np.vdot(piece, piece)  # is finite only if all are, and takes less time than to look at each
+        if not (math.isfinite(squares) or np.isfinite(piece).all()):
+            return None
+        return _as_rows(self._run_session([self.outputs[output]], {name: piece, **self._live})[0], len(piece))
 
     def pieces_of(self, columns: Mapping[str, InputData], rows: np.ndarray | None = None) -> list[slice]:
         """Return the chunks in which the data are predicted, or the given rows of them."""
@@ -193,32 +203,6 @@ class Predictor:
         size = self._chunk_rows(width)
         size = n_rows if size < n_rows and self._rows_meet() else size
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
-
-    def _chunk(self, columns: Mapping[str, InputData], rows: np.ndarray | slice, output: int) -> np.ndarray:
-        return self._computed(self._feeds(columns, rows), _number_of_rows(rows), output)
-
-    def _several_of_chunk(
-        self, columns: Mapping[str, InputData], rows: np.ndarray | slice, outputs: Sequence[int]
-    ) -> list[np.ndarray]:
-        feeds, names = {**self._feeds(columns, rows), **self._live}, [self.outputs[i] for i in outputs]
-        return [_as_rows(one, _number_of_rows(rows)) for one in self._run_session(names, feeds)]
-
-    def _feeds(self, columns: Mapping[str, InputData], rows: np.ndarray | slice) -> dict[str, np.ndarray]:
-        feeds = {name: column.rows(rows) for name, column in columns.items() if name not in self._sparse}
-        parts = {name: columns[name].sparse_rows(rows) for name in self._sparse}
-        for one, matrix in zip(self._products, self._matrices, strict=True):
-            rows = data_columns.multiplied_columns(parts[one.input], one.factors)
-            feeds[one.name] = data_columns.product(rows, matrix, transposed=one.transposed)
-        return feeds
-
-    def _computed(self, feeds: Mapping[str, np.ndarray], n_rows: int, output: int) -> np.ndarray:
-        feeds = {**feeds, **self._live} if self._live else feeds
-        found = self._run_session([self.outputs[output]], feeds)[0]
-        return _as_rows(found, n_rows)
-
-
-def _number_of_rows(rows: np.ndarray | slice) -> int:
-    return int(rows.stop - rows.start) if isinstance(rows, slice) else len(rows)
 
 
 def _as_rows(found: Any, n_rows: int) -> np.ndarray:
@@ -295,13 +279,6 @@ def filled_graph(
     proto.CopyFrom(found.proto)
     fill_initializers(proto, {**weights, **numbers})
     return replace(found.graph, content=proto.SerializeToString())
-
-
-def _finite_rows(rows: np.ndarray, dtype: DType) -> np.ndarray | None:
-    """Return ``rows`` contiguous and in ``dtype``; None if one of the numbers is not finite, or too large for it."""
-    found = np.ascontiguousarray(rows) if rows.dtype == dtype else _in_graph_type(rows, dtype)
-    squares = np.vdot(found, found)  # is finite only if all are, and takes less time than to look at each
-    return found if math.isfinite(squares) or np.isfinite(found).all() else None
 
 
 @ignores_float_errors
