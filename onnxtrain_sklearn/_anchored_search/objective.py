@@ -5,7 +5,7 @@ The rows stay in the buffers; what changes are their weights. A fold of a cross-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,20 +177,41 @@ def no_output_weights(size: int) -> OutputWeights:
 def output_weights(parameters: FlatParameters, scores: Scores) -> OutputWeights:
     """Return the weights that scale and shift the scores."""
     before = _columns(scores)
+    size, columns = np.abs(before).max(initial=0.0), before.shape[1]
     names = parameters.names if len(parameters.names) <= MOST_NAMES else ()
-    columns = before.shape[1]  # a number for each column comes before leaves of trees
+
+    # The shift: a parameter such that adding numbers to it adds a multiple of them to the scores. It has a number for
+    # each column; or, of a single column, many that are all added to, as leaves of trees. The former are tried first.
     own = [name for name in reversed(names) if len(parameters.vector[parameters.span(name)]) == columns]
-    likely = [*own, *(name for name in reversed(names) if name not in own)]
-    found = ((name, _effect(parameters, name, scores, before)) for name in likely)
-    shifting, effect = next(((name, one) for name, one in found if one), (None, 1.0))
+    shifting, effect = None, 1.0
+    for name in (*own, *(name for name in reversed(names) if name not in own)):
+        span = parameters.span(name)
+        if columns not in (1, span.stop - span.start):
+            continue
+        steps = size * (0.5 + np.arange(columns) / columns) + 1.0
+        added = _after(parameters, parameters.vector[span] + steps, span, scores) - before
+        factor = float(added[0, 0] / steps[0])
+        if factor and np.allclose(added, factor * steps, rtol=1e-3, atol=1e-3 * abs(factor) * steps[0]):
+            shifting, effect = name, factor
+            break
+
+    # The scale: parameters such that multiplying them by 1.5 multiplies the scores by 1.5, up to a shift.
     bias = () if shifting is None else (shifting,)
     sets = [names, *((name, *bias) for name in names if name not in bias)]
     if not before.any() or np.ptp(before, axis=0).max() == 0:
-        sets = []
-    scaling = next((one for one in sets if one and _scales(parameters, one, scores, before, bool(bias))), ())
+        sets = []  # of a constant nothing can be told
     scaled = np.zeros(len(parameters.vector), bool)
-    for name in scaling:
-        scaled[parameters.span(name)] = True
+    for scaling in filter(None, sets):
+        vector = parameters.vector.copy()
+        for name in scaling:
+            vector[parameters.span(name)] *= 1.5
+        difference = _after(parameters, vector, slice(None), scores) - 1.5 * before
+        difference -= difference.mean(axis=0) if bias else 0.0
+        if np.allclose(difference, 0.0, atol=1e-3 * size):
+            for name in scaling:
+                scaled[parameters.span(name)] = True
+            break
+
     shifts = np.empty((0, 1), int)
     if shifting is not None:
         shifts = np.arange(len(scaled))[parameters.span(shifting)].reshape(columns, -1)
@@ -200,33 +221,6 @@ def output_weights(parameters: FlatParameters, scores: Scores) -> OutputWeights:
 def _columns(scores: Scores) -> np.ndarray:
     found = scores()
     return np.asarray(found, np.float64).reshape(len(found), -1)
-
-
-def _effect(parameters: FlatParameters, name: str, scores: Scores, before: np.ndarray) -> float:
-    """Return what adding a number to a parameter adds to the scores, as a multiple of the number; 0: no shift.
-
-    The parameter has a number for each column; or, of a single column, many that are all added to, as leaves of trees.
-    """
-    span, columns = parameters.span(name), before.shape[1]
-    if columns not in (1, span.stop - span.start):
-        return 0.0
-    steps = np.abs(before).max() * (0.5 + np.arange(columns) / columns) + 1.0
-    added = _after(parameters, parameters.vector[span] + steps, span, scores) - before
-    factor = float(added[0, 0] / steps[0])
-    shifts = factor and np.allclose(added, factor * steps, rtol=1e-3, atol=1e-3 * abs(factor) * steps[0])
-    return factor if shifts else 0.0
-
-
-def _scales(
-    parameters: FlatParameters, names: Sequence[str], scores: Scores, before: np.ndarray, up_to_shift: bool
-) -> bool:
-    """Return True if multiplying these parameters by 1.5 multiplies the scores by 1.5."""
-    vector = parameters.vector.copy()
-    for name in names:
-        vector[parameters.span(name)] *= 1.5
-    difference = _after(parameters, vector, slice(None), scores) - 1.5 * before
-    difference -= difference.mean(axis=0) if up_to_shift else 0.0
-    return bool(np.allclose(difference, 0.0, atol=1e-3 * np.abs(before).max()))
 
 
 def _after(parameters: FlatParameters, values: np.ndarray, span: slice, scores: Scores) -> np.ndarray:

@@ -268,8 +268,20 @@ def cross_validated(paths: Paths, folds: np.ndarray) -> Choice:
     recalibrated = sorted((name for name in at if name not in others), key=lambda name: held_out.mean(at[name]))
     candidates = [Candidate(name, np.inf, at[name], [own[name] for own in points]) for name in recalibrated[2:]]
     for name in [*recalibrated[:2], *others]:
+        # The strongest pull first, until the losses of held-out rows rise.
+        strengths, found = paths.strengths(name), list[Candidate]()
         starts = [own[name] for own in points]
-        candidates += _judged(paths, name, starts, fitted_on, held_out)
+        walks = [
+            paths.along(name, start, weights, strengths, whole=False)
+            for start, weights in zip(starts, fitted_on, strict=True)
+        ]
+        for steps in zip(*walks, strict=True):
+            vectors = [vector for _, vector in steps]
+            found.append(Candidate(name, steps[0][0], held_out.losses(vectors), vectors))
+            means = [held_out.mean(one.losses) for one in found]
+            if len(means) - 1 - int(np.argmin(means)) >= PATIENCE:
+                break
+        candidates += found
     return chosen(candidates, held_out, paths.base, linear=paths.output.linear, margin=float(paths.tuner.margin))
 
 
@@ -308,24 +320,6 @@ class HeldOut:
         return float(losses @ self.sizes / self.sizes.sum())
 
 
-def _judged(
-    paths: Paths, name: str, starts: Sequence[np.ndarray], fitted_on: Sequence[np.ndarray], held_out: HeldOut
-) -> list[Candidate]:
-    """Return the candidates of a search, the strongest pull first, until the losses of held-out rows rise."""
-    strengths, found = paths.strengths(name), list[Candidate]()
-    walks = [
-        paths.along(name, start, weights, strengths, whole=False)
-        for start, weights in zip(starts, fitted_on, strict=True)
-    ]
-    for steps in zip(*walks, strict=True):
-        vectors = [vector for _, vector in steps]
-        found.append(Candidate(name, steps[0][0], held_out.losses(vectors), vectors))
-        means = [held_out.mean(one.losses) for one in found]
-        if len(means) - 1 - int(np.argmin(means)) >= PATIENCE:
-            break
-    return found
-
-
 def _groups(folds: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield groups of rows of one fold each."""
     n_folds = int(folds.max()) + 1
@@ -346,35 +340,25 @@ def chosen(
     sizes = held_out.sizes
     is_old = np.array([one.anchor == base and np.isinf(one.strength) for one in candidates])
     old = candidates[int(np.argmax(is_old))]
+    alone = np.eye(len(candidates))
     mixed = shares(candidates, sizes, linear=linear)
     if not held_out.averages or sum(vector.size for one in candidates for vector in one.vectors) > KEPT_NUMBERS:
-        mixed = _only(int(np.argmax(mixed)), len(candidates))
-    for option in (mixed, _best_recalibration(candidates, held_out)):
-        mean, error = gain(old.losses, _losses_of(option, candidates, held_out), sizes)
+        mixed = alone[int(np.argmax(mixed))]
+    # A recalibration is an anchor itself, whose output weights alone were trained.
+    recalibrated = [
+        held_out.mean(one.losses) if np.isinf(one.strength) and one.anchor != ZERO else np.inf for one in candidates
+    ]
+    for option in (mixed, alone[int(np.argmin(recalibrated))]):
+        taken = [(share, one) for share, one in zip(option, candidates, strict=True) if share]
+        if len(taken) == 1:
+            losses = taken[0][1].losses
+        else:
+            folds = range(len(taken[0][1].vectors))
+            losses = held_out.losses([np.sum([s * one.vectors[fold] for s, one in taken], axis=0) for fold in folds])
+        mean, error = gain(old.losses, losses, sizes)
         if mean > margin * error:
             return Choice(candidates, sizes, option, base)
     return Choice(candidates, sizes, is_old.astype(float), base)
-
-
-def _only(place: int, size: int) -> np.ndarray:
-    return np.asarray(np.eye(1, size, place)[0])
-
-
-def _best_recalibration(candidates: Sequence[Candidate], held_out: HeldOut) -> np.ndarray:
-    """Return the shares by which the best anchor with trained output weights alone is taken."""
-    losses = [
-        held_out.mean(one.losses) if np.isinf(one.strength) and one.anchor != ZERO else np.inf for one in candidates
-    ]
-    return _only(int(np.argmin(losses)), len(candidates))
-
-
-def _losses_of(option: np.ndarray, candidates: Sequence[Candidate], held_out: HeldOut) -> np.ndarray:
-    """Return the losses of held-out rows by the mean of the candidates."""
-    taken = [(share, one) for share, one in zip(option, candidates, strict=True) if share]
-    if len(taken) == 1:
-        return taken[0][1].losses
-    folds = range(len(taken[0][1].vectors))
-    return held_out.losses([np.sum([s * one.vectors[fold] for s, one in taken], axis=0) for fold in folds])
 
 
 def gain(old: np.ndarray, losses: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:

@@ -96,7 +96,10 @@ class FineTuningTrainer(Trainer):
         before = objective.loss(old, objective.weights)
         if self._record(before, self.batches.n_rows):
             return self._conclude(True)
-        vector = self._tuned(old)
+        found, vector = self._searched(old), old
+        if found is not None:
+            vector = found.vector
+            self.history.change(fine_tuning=found.report)
         loss = objective.loss(vector, objective.weights)
         if not (np.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
@@ -104,64 +107,54 @@ class FineTuningTrainer(Trainer):
         self._record(loss, self.batches.n_rows)
         return self._conclude(True)
 
-    def _tuned(self, old: np.ndarray) -> np.ndarray:
-        targets = self._objective.targets()
-        if len(np.unique(targets)) < 2 and self._validate is None and not self._tuning.head:
+    def _searched(self, old: np.ndarray) -> TuningResult | None:
+        """Return the weights that are chosen; None if there are no rows to choose by."""
+        tuning, tuner, objective, rng = self._tuning, self._tuner, self._objective, self._rng
+        targets = objective.targets()
+        if len(np.unique(targets)) < 2 and self._validate is None and not tuning.head:
             warn(
                 "Fine-tuning leaves the model as it is: y holds a single value for all rows, on which no choice can be "
                 "validated.",
                 UserWarning,
             )
-            return old
-        folds = None
-        if self._validate is None:
-            folds = folds_of(targets, len(self._vector), self._tuner.cv, self._rng)
-        found = self._with_new_head(old, folds) if self._tuning.head else self._found(self._paths(old), folds)
-        self.history.change(fine_tuning=found.report)
-        return found.vector
+            return None
+        folds = folds_of(targets, len(self._vector), tuner.cv, rng) if self._validate is None else None
+        if not tuning.head:
+            output = no_output_weights(len(self._vector))
+            if tuner.recalibrate:
+                output = output_weights(objective.parameters, tuning.scores)
+            cost = metric(objective, old, rng, tuning.damping)
+            return self._found(Paths(tuner, objective, old, output, cost, tuning.old_rows, tuning.damping), folds)
 
-    def _with_new_head(self, start: np.ndarray, folds: np.ndarray | None) -> TuningResult:
-        """Return the weights with a new head, which is fitted alone first, and then with the others."""
-        heads = HeadPaths(self._tuner, self._objective, start, self._tuning.head, self._rng)
+        # A new head is fitted alone first, and then with the other weights.
+        heads = HeadPaths(tuner, objective, old, tuning.head, rng)
         first = self._found(heads, folds)
         if heads.output.scaled.all():
             return first
-        second = self._found(WholePaths(heads, first.strength, self._rng), folds)
+        second = self._found(WholePaths(heads, first.strength, rng), folds)
         earlier = {**first.report, "share": np.zeros_like(first.report["share"])}
         report = {name: np.concatenate([earlier[name], column]) for name, column in second.report.items()}
         return TuningResult(second.vector, second.strength, report)
 
     def _found(self, paths: Paths, folds: np.ndarray | None) -> TuningResult:
         """Return the result of the searches; without folds it is chosen by the score on the validation data."""
-        if folds is None:
-            assert self._validate is not None
-            return self._best_scored(paths, self._validate)
-        choice = cross_validated(paths, folds)
-        if (folds == UNUSED).any():
-            return TuningResult(refitted(choice, paths, folds), choice.strength, choice.report())
-        return TuningResult(mean_of(choice, paths), choice.strength, choice.report())
+        if folds is not None:
+            choice = cross_validated(paths, folds)
+            vector = refitted(choice, paths, folds) if (folds == UNUSED).any() else mean_of(choice, paths)
+            return TuningResult(vector, choice.strength, choice.report())
 
-    def _paths(self, old: np.ndarray) -> Paths:
-        objective, output = self._objective, self._output()
-        damping = self._tuning.damping
-        cost = metric(objective, old, self._rng, damping)
-        return Paths(self._tuner, objective, old, output, cost, self._tuning.old_rows, damping)
-
-    def _output(self) -> OutputWeights:
-        if self._tuner.recalibrate:
-            return output_weights(self._objective.parameters, self._tuning.scores)
-        return no_output_weights(len(self._vector))
-
-    def _best_scored(self, paths: Paths, validate: Callable[[], float]) -> TuningResult:
-        """Return the candidate with the best score on the validation data; the first of equal ones."""
+        assert self._validate is not None
         found: list[tuple[str, float, float]] = []
         best, best_score, best_strength = paths.old, -np.inf, np.inf
         for name, strength, vector in every_candidate(paths):
             self._vector[...] = vector
-            found.append((name, strength, validate()))
-            if found[-1][2] > best_score:
+            found.append((name, strength, self._validate()))
+            if found[-1][2] > best_score:  # the first of equal ones
                 best, best_score, best_strength = vector, found[-1][2], strength
-        return TuningResult(best, best_strength, _report_of_scores(found))
+        names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))
+        shares = np.eye(1, len(scores), int(np.argmax(scores)))[0]
+        report = {"candidate": names, "strength": strengths, "score": scores, "share": shares}
+        return TuningResult(best, best_strength, report)
 
 
 def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
@@ -170,12 +163,6 @@ def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
     for name, anchor in paths.anchors(weights).items():
         for strength, vector in paths.along(name, anchor, weights, paths.strengths(name)):
             yield name, strength, vector
-
-
-def _report_of_scores(found: list[tuple[str, float, float]]) -> dict[str, np.ndarray]:
-    names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))
-    shares = np.eye(1, len(scores), int(np.argmax(scores)))[0]
-    return {"candidate": names, "strength": strengths, "score": scores, "share": shares}
 
 
 def mean_of(choice: Choice, paths: Paths) -> np.ndarray:

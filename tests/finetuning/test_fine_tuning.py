@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
 from tests.helpers.environment import each_engine
-from tests.helpers.fine_tuning import prepared_trainer
+from tests.helpers.fine_tuning import prepared_trainer, weights_of_output
 
 X, Y = load_diabetes(return_X_y=True)
 X = (X / X.std(axis=0)).astype(np.float32)
@@ -81,7 +81,7 @@ def test_weighted_loss_and_gradient_equal_numpy(engine):
 )
 def test_the_weights_that_scale_and_shift_the_scores_are_found(model, scaled, shift, linear):
     trainer = trainer_of(model.fit(X[OLD], Y[OLD]))
-    output, parameters = trainer._output(), trainer._objective.parameters
+    output, parameters = weights_of_output(trainer), trainer._objective.parameters
     found = {name for name in parameters.names if output.scaled[parameters.span(name)].all()}
     assert found == scaled
     assert_array_equal(output.shifts.ravel(), np.arange(len(output.scaled))[parameters.span(shift)])

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
-from tests.helpers.fine_tuning import prepared_trainer
+from tests.helpers.fine_tuning import prepared_trainer, weights_of_output
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -71,7 +71,7 @@ def test_same_weights_of_file_and_model_scale_the_output(pair):
     found = []
     for given in (model, file):
         trainer = prepared_trainer(estimator(given, random_state=0), X[NEW], y[NEW])
-        found.append(trainer._output())
+        found.append(weights_of_output(trainer))
     assert found[0].shifts.size == found[1].shifts.size > 0
     assert found[0].scaled.sum() == found[1].scaled.sum() > 0
     assert found[0].linear is found[1].linear

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnxtrain_sklearn._anchored_search.objective import OutputWeights, output_weights
 from onnxtrain_sklearn._anchored_search.tuning_trainer import FineTuningTrainer
 from onnxtrain_sklearn._estimators import finetuning
 from onnxtrain_sklearn._estimators.call import Call
@@ -26,3 +27,8 @@ def record_damping(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     plain = finetuning.damping_of
     monkeypatch.setattr(finetuning, "damping_of", lambda *arguments: found.append(plain(*arguments)) or found[-1])
     return found
+
+
+def weights_of_output(trainer: FineTuningTrainer) -> OutputWeights:
+    """Return the weights that scale and shift the scores."""
+    return output_weights(trainer._objective.parameters, trainer._tuning.scores)
