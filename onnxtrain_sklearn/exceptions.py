@@ -7,6 +7,7 @@
     │   └── UnsupportedOperatorError            an operator on the gradient path has no proven gradient
     ├── DivergenceError (ArithmeticError)       training became NaN or infinite
     ├── DeviceError (RuntimeError)              the requested device or provider cannot be had
+    ├── ClusterError (RuntimeError)             a Dask cluster cannot finish a task
     └── RuntimeNotFoundError (ImportError)      no onnxruntime, or several in one environment
     InvalidParameterError (ValueError, TypeError)  a parameter has a value that it cannot have
     OnnxTrainWarning (UserWarning)
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 __all__ = [
+    "ClusterError",
     "DeviceError",
     "DivergenceError",
     "InvalidParameterError",
@@ -66,6 +68,10 @@ class DivergenceError(OnnxTrainError, ArithmeticError):
 
 class DeviceError(OnnxTrainError, RuntimeError):
     """The requested device or execution provider cannot be had in this environment."""
+
+
+class ClusterError(OnnxTrainError, RuntimeError):
+    """A Dask cluster cannot finish a task: its workers died, are paused, or are gone, or it took too long."""
 
 
 class RuntimeNotFoundError(OnnxTrainError, ImportError):

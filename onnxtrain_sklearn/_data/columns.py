@@ -347,11 +347,13 @@ def require_in_memory(data: object, name: str = "X") -> None:
     given = f"{name} is a {kind.__module__}.{kind.__qualname__}"
     found = next((one for one in _FETCH if hasattr(kind, one.partition(".")[0])), None)
     fetched = "an array or a data frame in memory" if found is None else f"{name}.{found}()"
+    on_cluster = " DaskOrtGradientClassifier and DaskOrtGradientRegressor of onnxtrain_sklearn.dask train on a cluster."
+    on_cluster = on_cluster if "dask" in packages else ""
     if packages & _ELSEWHERE or (graph is not None and graph(data) is not None):
         raise TypeError(
             f"{given}, whose rows are not in the memory of this process, where these estimators train and predict. "
             f"Give {fetched}; or, if they do not fit, write Parquet files, which {_READERS} read in blocks: "
-            f"fit('folder/', y='column')."
+            f"fit('folder/', y='column').{on_cluster}"
         )
     if name != "X" and isinstance(data, str):
         raise TypeError(

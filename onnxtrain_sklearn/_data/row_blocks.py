@@ -8,6 +8,7 @@ source once and in order, as predictions need it, without a copy.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
 from numbers import Integral
@@ -192,6 +194,16 @@ class RowBlocks:
         """Return the targets and the weights of a block, without its features."""
         return self._targets(self._table(i, _others(self)), i)
 
+    def reader(self, i: int) -> Callable[[], tuple[Any, np.ndarray, np.ndarray | None]]:
+        """Return a function that reads a block as :meth:`block` does, in this process or in one that sees the files."""
+        opened = self._open()
+        if opened.remove is not None:
+            raise ValueError(
+                f"{_description(self.source)} is no set of Parquet files, which alone are read where they lie. Read it "
+                f"with Dask, as by dask.dataframe.read_csv."
+            )
+        return _BlockReader(self, opened.blocks[i], opened.features)
+
     def place(self, i: int) -> str:
         """Return the name of a block for messages: its row group and file."""
         return self._open().blocks[i].place
@@ -247,6 +259,21 @@ class _Block(NamedTuple):
     n_rows: int
     place: str
     read: Callable[[list[str]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockReader:
+    """Reads one block of a source, whose other files it does not look at."""
+
+    rows: RowBlocks
+    block: _Block
+    features: list[str]
+
+    def __call__(self) -> tuple[Any, np.ndarray, np.ndarray | None]:
+        """Read it."""
+        twin = copy.copy(self.rows)
+        twin._opened = _Opened([self.block], self.features, None)
+        return twin.block(0)
 
 
 class _Opened(NamedTuple):

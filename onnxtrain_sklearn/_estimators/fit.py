@@ -263,6 +263,8 @@ def trainer_for(
         if context.old is None and not call.one_epoch:
             planned = batches.steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
         step = step_for(state, settings, smallest, largest, sparse, planned)
+        if call.stream is not None:
+            step = call.stream.training_step(step, state, settings, sparse)
         trainer = new_trainer(loop, step, batches, state.history, validate)
 
     # Observers: early stopping may watch the validation loss, callbacks may watch anything.

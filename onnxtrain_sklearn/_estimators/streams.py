@@ -11,7 +11,7 @@ the scale and the range of numeric targets. :meth:`Stream.batches` makes the min
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -33,6 +33,8 @@ from .._fitted.fitted_model import encoded_inputs
 from .._inference.graph import Decoding
 from .._model.links import TargetScaling
 from .._training.rows_meet import where_rows_meet_in_graph
+from .._training.step import TrainingStep
+from .._training.step_parts import StepSettings
 from .._utils.cache import digest
 from .._utils.typing import SourceLike, TableLike
 from ..exceptions import ModelError
@@ -124,11 +126,17 @@ class Stream:
         self, estimator: Any, state: FittedState, loss: Any, *, ignores: bool, size: int, shuffle: bool, drop_last: bool
     ) -> BlockBatches:
         """Return the minibatches of all rows to train on."""
-        blocks = _GraphBlocks(self, estimator, state, loss, ignores=ignores)
+        blocks = GraphBlocks(self, estimator, state, loss, ignores=ignores)
         rng, prefetch = self.rng if shuffle else None, self.prefetch
         return BlockBatches(
             blocks, size, rng, buffer_rows=self.buffer_rows, drop_last=drop_last, prefetch=prefetch, keys=self.keys
         )
+
+    def training_step(
+        self, step: TrainingStep, state: FittedState, settings: StepSettings, sparse: Collection[str]
+    ) -> TrainingStep:
+        """Return the step to train with: ``step``, where the blocks are read in this process."""
+        return step
 
     def converted(self, X: Any, convert: Callable[[Any], T]) -> T:
         """Return ``convert(X)`` of the sample. To name the block of an error, all blocks are read again."""
@@ -141,7 +149,7 @@ class Stream:
             raise
 
 
-class _GraphBlocks:
+class GraphBlocks:
     """The blocks of a stream as inputs of the graph, with their targets and weights."""
 
     def __init__(self, stream: Stream, estimator: Any, state: FittedState, loss: Any, *, ignores: bool) -> None:
@@ -293,7 +301,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
             )
         for place in rng.permutation(len(filled)).tolist():
             with named_block(source, filled[place]):
-                if len(held_out) < count and _counted(task, *read(filled[place])).any():
+                if len(held_out) < count and counted_rows(task, *read(filled[place])).any():
                     held_out.append(filled[place])
         held_out.sort()
     stream = Stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
@@ -304,9 +312,9 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     for i in filled:
         with named_block(source, i):
             y, weights = read(i)
-            rows = int(np.count_nonzero(_counted(task, y, weights)))
+            rows = int(np.count_nonzero(counted_rows(task, y, weights)))
             trains = rows > 0 and i not in apart
-            _add(stream, task, y, weights, known, own_labels, counts=trains)
+            add_targets(stream, task, y, weights, known, own_labels, counts=trains)
         if trains:
             stream.trained.append(i)
             stream.n_rows += rows
@@ -337,7 +345,7 @@ def _require_passes(estimator: Any, call: Call, config: TrainingConfig) -> None:
         )
 
 
-def _add(
+def add_targets(
     stream: Stream,
     task: OutputTask,
     y: np.ndarray,
@@ -382,7 +390,7 @@ def _add(
                     stream.moments.setdefault((method, centered), empty).update(values, weights)
 
 
-def _counted(task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+def counted_rows(task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     """Return a mask of the rows whose weight is above zero, that of their class included."""
     counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
     if not task.classifies:
@@ -419,8 +427,8 @@ def sample_of_blocks(
     for i in blocks:
         X, y, weights = block_parts(source, i)
         if stride > 1:
-            rows = np.flatnonzero(_counted(task, y, weights))[::stride]
-            X, y = _taken(X, rows), np.asarray(y)[rows]
+            rows = np.flatnonzero(counted_rows(task, y, weights))[::stride]
+            X, y = taken_rows(X, rows), np.asarray(y)[rows]
             weights = None if weights is None else np.asarray(weights)[rows]
         parts.append((X, y, weights))
     return joined_parts(parts)
@@ -436,9 +444,9 @@ def block_parts(source: Any, i: int) -> tuple[Any, np.ndarray, np.ndarray | None
     return X, np.asarray(y), np.asarray(rest[0]) if rest and rest[0] is not None else None
 
 
-def _taken(X: Any, rows: np.ndarray) -> Any:
+def taken_rows(X: Any, rows: np.ndarray) -> Any:
     if isinstance(X, Mapping):
-        return {name: _taken(one, rows) for name, one in X.items()}
+        return {name: taken_rows(one, rows) for name, one in X.items()}
     if hasattr(X, "column_names"):  # a table of Arrow
         return X.take(rows)
     if sp.issparse(X):

@@ -581,7 +581,7 @@ class StatefulTraining:
             # The order of the whole epoch is drawn again, so the generator is that of its beginning.
             state["rng"] = self._epoch_rng
             state["part"] = {**vars(part), "rate": self._trainer.rates.learning_rate}
-        return state
+        return {**state, **self._trainer.step.remote_state()}
 
     def restore(self, stored: State) -> None:
         """Go on from a state."""
@@ -592,6 +592,7 @@ class StatefulTraining:
         with refusing("The stored state does not belong to this training"):
             resumed = None if part is None else _part_of_epoch(part, stored)
         restore_state(self._state, stored)
+        self._trainer.step.restore_remote(stored)
         if resumed is not None:
             self._trainer.resume_within_epoch(*resumed)
         self._trainer.step.reload()

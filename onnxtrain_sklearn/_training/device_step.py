@@ -24,7 +24,7 @@ from .passes import pass_graph
 from .programs import PassSource
 from .randomness import UniformNumbers
 from .rows_meet import where_rows_meet
-from .step import Choice
+from .step import Choice, OneProcess
 from .step_parts import OptimizerState, Rates, StepParts, StepSettings
 from .updates import PENALTY, SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
@@ -71,7 +71,7 @@ class Groups:
         return means
 
 
-class DeviceStep:
+class DeviceStep(OneProcess):
     """Train on the minibatches of whole epochs on a device.
 
     ``parameters`` and ``state`` are the host's copies. They are uploaded when new data arrive, and updated after each

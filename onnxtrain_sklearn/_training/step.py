@@ -12,10 +12,10 @@ copied. Devices have their own step, :mod:`.device_step`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -100,8 +100,25 @@ class TrainingStep(Protocol):
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""
 
+    def remote_state(self) -> dict[str, Any]:
+        """Return further entries of a stored training: those of shards on a cluster."""
 
-class HostStep:
+    def restore_remote(self, stored: Mapping[str, Any]) -> None:
+        """Go on from the entries that :meth:`remote_state` returned."""
+
+
+class OneProcess:
+    """A step that runs in this process alone: parameters and optimizer state are all that it goes on from."""
+
+    def remote_state(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def restore_remote(self, stored: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+class HostStep(OneProcess):
     """Train on one minibatch after the other.
 
     Attributes

@@ -15,7 +15,18 @@ PACKAGE = "onnxtrain_sklearn"
 API = Path(__file__).parents[2] / "docs" / "api"
 MODULES = (
     "",
-    *("adapters", "callbacks", "displays", "exceptions", "finetuning", "graph", "losses", "models", "optimizers"),
+    *(
+        "adapters",
+        "callbacks",
+        "dask",
+        "displays",
+        "exceptions",
+        "finetuning",
+        "graph",
+        "losses",
+        "models",
+        "optimizers",
+    ),
     *(
         "skops_types",
         "runtime",

@@ -273,6 +273,7 @@ def test_packages_hold_no_code():
             FOLDER,
             FOLDER / "callbacks",
             FOLDER / "classic" / "onnxblock",
+            FOLDER / "dask",
             FOLDER / "displays",
             FOLDER / "models",
             FOLDER / "optimizers",
