@@ -110,6 +110,7 @@ def _differentiated(engine: str, source: TrainableModel, names: Sequence[str]) -
     whole = _refusal_of(engine, source, names)
     if whole is None:
         return {"available": True, "differentiable": True, "obstacles": []}
+    # Try each parameter alone: an engine names one obstacle at a time, and a parameter after it may be trained.
     obstacles: dict[str, list[str]] = {}
     for name in names[:MOST_PARAMETERS]:
         if (reason := _refusal_of(engine, source, [name])) is not None:
@@ -120,6 +121,7 @@ def _differentiated(engine: str, source: TrainableModel, names: Sequence[str]) -
 
 def _refusal_of(engine: str, source: TrainableModel, names: Sequence[str]) -> str | None:
     """Return the engine's reason for refusing the scores of a fixed batch; None: it differentiates them."""
+    # The sum of the scores stands for a loss: engines differentiate a scalar. A fixed batch is what fits have.
     model = with_batch(source.model, BATCH)
     graph = model.graph
     scores = next(value for value in graph.outputs if value.name == source.scores)

@@ -99,6 +99,7 @@ def model_named(name: str, trust: Sequence[str] = ()) -> ModelOption:
 
 def _load_estimator(path: Path, trust: Sequence[str]) -> Any:
     """Return the object in a joblib, pickle or skops file."""
+    # joblib and skops are imported late: most commands load no estimator.
     if path.suffix in PICKLES:
         import joblib
 

@@ -185,6 +185,7 @@ def output_columns(outputs: Mapping[str, Output], classes: Sequence[object] | No
         if isinstance(values, list):
             columns |= {f"{name}_{key}": np.array([row[key] for row in values]) for key in values[0]}
             continue
+        # A table has no cells of several numbers: each number of a row becomes a column.
         flat = values.reshape(len(values), -1)
         if flat.shape[1] == 1:
             columns[name] = flat[:, 0]
@@ -225,16 +226,6 @@ def runner_of(path: Path, table: Mapping[str, object] | None = None) -> Runner:
 
 ROWS = 8192
 """Rows that are predicted at a time."""
-
-_ELEMENT_TYPES: dict[str, type] = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(bool)": np.bool_,
-    "tensor(string)": object,
-}
 
 Output: TypeAlias = "np.ndarray | list[dict[Any, float]]"
 """An output of a model: an array, or, from some classifiers, a dictionary of scores for each row."""
@@ -317,7 +308,7 @@ class Runner:
         if one.name not in frame.columns:
             hint = nearest(one.name, list(frame.columns))
             raise UsageError(f"The model's input {one.name!r} is no column of the table.{hint}")
-        wanted, series = _ELEMENT_TYPES.get(one.type), frame[one.name]
+        wanted, series = sessions.ARRAY_TYPES.get(one.type), frame[one.name]
         if wanted is None:
             raise ValueError(f"The model's input {one.name!r} is a {one.type}, which no column of a table can be.")
         if wanted is object:
@@ -337,7 +328,7 @@ def _matrix(one: InputSpec, frame: pandas.DataFrame) -> np.ndarray:
         raise ValueError(
             f"The model takes a matrix of numbers, and column {texts[0]!r} holds text: leave it out by --drop."
         )
-    wanted, row = _ELEMENT_TYPES.get(one.type, np.float32), list(one.shape or [None, None])[1:]
+    wanted, row = sessions.ARRAY_TYPES.get(one.type, np.float32), list(one.shape or [None, None])[1:]
     known = [size for size in row if isinstance(size, int)]
     if len(known) == len(row) and int(np.prod(known)) != len(frame.columns):
         raise UsageError(

@@ -378,7 +378,7 @@ def text_array(series: pandas.Series, missing_text: str) -> np.ndarray:
     """Return the cells of a column as strings in an array of objects."""
     gone = series.isna().to_numpy()
     texts = [missing_text if none else str(value) for value, none in zip(series.tolist(), gone, strict=True)]
-    return np.array([*texts, None], object)[:-1]
+    return np.array(texts, object)
 
 
 def is_number(series: pandas.Series) -> bool:

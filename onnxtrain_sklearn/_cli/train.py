@@ -379,7 +379,7 @@ def _train_recipe(
         """Return the table with None for missing text, as estimators for raw tables take it."""
         table = as_numbers_and_text(frame[names])
         for name in text_columns(table):
-            table[name] = np.array([*(text or None for text in table[name].tolist()), None], object)[:-1]
+            table[name] = np.array([text or None for text in table[name].tolist()], object)
         return table
 
     with epochs_shown(estimator, console), warnings.catch_warnings():
@@ -454,7 +454,7 @@ def _train_table_pipeline(estimator: Estimator, rows: Rows, validation: Rows | N
     if texts:
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float32)
         parts = [("numbers", preprocessing, numbers), ("texts", encoder, texts)]
-        preprocessing = ColumnTransformer(parts[not numbers :])
+        preprocessing = ColumnTransformer(parts if numbers else parts[1:])  # an imputer refuses a table of no columns
     X = preprocessing.fit_transform(frame)
     held = {}
     if validation is not None:
@@ -495,6 +495,7 @@ def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Co
         del model.metadata_props[:]
         model.metadata_props.extend(others)
         model.metadata_props.add(key=TABLE_KEY, value=json.dumps(told))
+    # Compare what the file predicts: the user runs that, not the estimator.
     size, difference = write_model(model, path), None
     if whole:
         difference = prediction_difference(trained.predictor, prepared, runner_of(path).run(sample))

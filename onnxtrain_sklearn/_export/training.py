@@ -390,12 +390,10 @@ def schedule_of(fact: Mapping[str, Any]) -> Schedule | None:
 
 
 INPUT_TYPES: Mapping[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(int64)": np.dtype(np.int64),
-    "tensor(string)": np.dtype(object),
+    f"tensor({name})": np.dtype(sessions.ARRAY_TYPES[f"tensor({name})"])
+    for name in ("float", "double", "int64", "string")
 }
-"""The types of NumPy, by onnxruntime's names of types."""
+"""The types that inputs of exported graphs have, as NumPy's, by onnxruntime's names."""
 
 
 class InputNode(Protocol):

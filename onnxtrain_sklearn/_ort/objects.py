@@ -21,7 +21,7 @@ from ..exceptions import ModelError, RuntimeNotFoundError, nearest
 from .devices import OWN_MEMORY, Device, resolve_device
 from .packages import onnxruntime, version
 from .packages import pybind as C
-from .sessions import create_session
+from .sessions import ARRAY_TYPES, create_session
 from .wrong_kernels import exact
 
 OrtValue: TypeAlias = Any
@@ -110,28 +110,11 @@ def copied_array(value: OrtValue) -> np.ndarray:
     return np.array(value.numpy())
 
 
-_TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(int8)": np.int8,
-    "tensor(int16)": np.int16,
-    "tensor(int32)": np.int32,
-    "tensor(int64)": np.int64,
-    "tensor(uint8)": np.uint8,
-    "tensor(uint16)": np.uint16,
-    "tensor(uint32)": np.uint32,
-    "tensor(uint64)": np.uint64,
-    "tensor(bool)": np.bool_,
-    "tensor(string)": np.str_,
-}
-
-
 def dtype_of(kind: str) -> np.dtype[Any]:
     """Return the numpy dtype of a type in onnxruntime's notation, such as ``tensor(float)``."""
-    if kind not in _TYPES:
-        raise ValueError(f"{kind!r} is no tensor type that numpy has.{nearest(kind, _TYPES)}")
-    return np.dtype(_TYPES[kind])
+    if kind not in ARRAY_TYPES:
+        raise ValueError(f"{kind!r} is no tensor type that numpy has.{nearest(kind, ARRAY_TYPES)}")
+    return np.dtype(ARRAY_TYPES[kind])
 
 
 def session(model: bytes, device: Device, options: onnxruntime.SessionOptions | None = None) -> Any:

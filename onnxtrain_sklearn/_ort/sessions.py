@@ -111,6 +111,24 @@ def create_session(
     return session
 
 
+ARRAY_TYPES: Mapping[str, type] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(int16)": np.int16,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+    "tensor(uint8)": np.uint8,
+    "tensor(uint16)": np.uint16,
+    "tensor(uint32)": np.uint32,
+    "tensor(uint64)": np.uint64,
+    "tensor(bool)": np.bool_,
+    "tensor(string)": object,
+}
+"""NumPy's types of inputs and outputs, by onnxruntime's names."""
+
+
 def require_indices(session: InferenceSession, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise ModelError if an array for a session on a device holds an index that its table does not have."""
     for name, size in _indexed.get(session, {}).items():

@@ -135,6 +135,7 @@ class Checkpoint(Callback):
 
     def _find(self, training: TrainingInProgress) -> None:
         """Resume from the latest file of this call, if there is one."""
+        # The key of this call begins the names of its files.
         folder, memory, key = Path(self.path), training.memory(self), training.identity()
         folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(folder, key)
@@ -147,6 +148,7 @@ class Checkpoint(Callback):
     def _store(self, training: TrainingInProgress) -> None:
         """Write a file for the last epoch, if it is due."""
         epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
+        # The last epoch is always written: a repeated call then trains nothing.
         if last or not epoch % self.every:
             self._write(training)
 
@@ -228,8 +230,13 @@ def read_state(path: Path) -> State | None:
     ModelError
         The file is damaged, or was not written by :func:`write_state`.
     """
+
+    def require_archive(file: BinaryIO, size: int) -> None:
+        if not zipfile.is_zipfile(file):
+            raise ModelError(f"{file.name} is no archive of arrays.")
+
     try:
-        content = content_of(path, first=_require_archive)
+        content = content_of(path, first=require_archive)
     except FileNotFoundError:
         return None
     except ModelError as error:
@@ -265,11 +272,6 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
         hasher.update(f"{name}\n{array.dtype.str}\n{array.shape}\n".encode())
         hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return hasher.digest()
-
-
-def _require_archive(file: BinaryIO, size: int) -> None:
-    if not zipfile.is_zipfile(file):
-        raise ModelError(f"{file.name} is no archive of arrays.")
 
 
 def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:

@@ -186,6 +186,7 @@ class TrainingDisplay:
         named = {
             "loss": [*self.losses, *self.validation_losses],
             "validation score": self.validation_scores,
+            # a constant rate needs no panel
             "learning rate": [curve for curve in self.learning_rates if len(set(curve)) > 1],
             "gradient norm": self.gradient_norms,
         }
@@ -202,6 +203,7 @@ _FURTHER = {
 
 
 def _networks(curves: int) -> list[str]:
+    # matplotlib has ten colors; a legend of more networks would name two by each
     return [f"network {i + 1}" for i in range(curves)] if 1 < curves <= 10 else []
 
 
@@ -212,7 +214,8 @@ def _draw_panel(
     for i, curve in enumerate(curves):
         keywords: dict[str, Any] = {**({"label": labels[i]} if labels else {}), **style}
         lines += ax.plot(np.arange(1, len(curve) + 1), curve, **keywords)
-    positive = all(not value <= 0 for curve in curves for value in curve)  # NaN is no number to draw
+    # Losses, rates and norms fall by orders of magnitude; scores do not. NaN is not drawn, on no scale.
+    positive = all(not value <= 0 for curve in curves for value in curve)
     if positive and curves and name != "validation score":
         ax.set_yscale("log")
     ax.set_ylabel(name)

@@ -302,8 +302,10 @@ def _draw_norms(ax: Axes, norms: Mapping[str, Sequence[float]], style: Mapping[s
     from matplotlib.colors import LogNorm
 
     table = np.array(list(norms.values()), dtype=np.float64).reshape(len(norms), -1)
+    # The color scale is logarithmic: leave out norms of zero, and those that overflowed.
     shown = np.ma.masked_where(~(np.isfinite(table) & (table > 0)), table)
     keywords: dict[str, Any] = {"norm": LogNorm(), "cmap": "viridis", **style}
+    # Cells centered on the numbers of epochs and of rows; the first layer is at the top.
     edges = np.arange(table.shape[1] + 1) + 0.5, np.arange(len(norms) + 1) - 0.5
     mesh = ax.pcolormesh(*edges, shown, **keywords)
     ax.set_yticks(np.arange(len(norms)), list(norms))

@@ -315,6 +315,7 @@ class PeriodicEmbedding(_OwnEmbedding):
     def drawn(self, n_features: int, random_state: np.random.RandomState, X: np.ndarray | None) -> DrawnColumns:
         inner, bound = self.size - ("d" in self.form), self.n_frequencies**-0.5
         shape = (n_features, 1, self.n_frequencies if "b" in self.form else self.n_frequencies // 2)
+        # "pbld" has a cosine with a phase for each frequency, the other forms a cosine and a sine: half as many draws.
         weights = {"frequencies": random_state.normal(0.0, self.scale, shape)}
         if "b" in self.form:
             weights["phases"] = random_state.uniform(-np.pi, np.pi, shape)
@@ -429,6 +430,8 @@ def drawn_embedding(
     """Return the columns of an embedding, which is drawn here, once; one of a user is emitted to be drawn."""
     if isinstance(embedding, _OwnEmbedding) and type(embedding) in EMBEDDINGS.values():
         return embedding.drawn(n_features, random_state, X)
+    # An embedding of a user draws while it emits: emit it once into a graph that is thrown away, to know its width and
+    # to leave the generator where the next layer begins, and again from the same state for each graph.
     state = random_state.get_state()
     _, op, x = empty_graph(n_features)
     width = width_of(op, embedding.emit(op, x, n_features, random_state, X))
@@ -499,6 +502,7 @@ class GraphPart:
 
     def values(self, X: np.ndarray) -> np.ndarray:
         """Return the value for rows."""
+        # Parts of equal form differ by their weights alone: write those into a graph that is made once.
         if self.form is None:
             proto = self._graph(X.shape[1])
         else:
@@ -608,6 +612,7 @@ def _frequent(counts: np.ndarray, n_edges: int) -> np.ndarray:
     Two edges at least are left over for others, their least and their largest: the outer bins go on without a bound,
     and a rare large number would lie many widths of the last bin beyond it.
     """
+    # Each value that is taken out leaves fewer rows for the other edges, so that further values may be frequent.
     frequent = np.zeros(len(counts), bool)
     while True:
         share = counts[~frequent].sum() / max(n_edges - frequent.sum(), 1)

@@ -204,6 +204,7 @@ class RealMLP(BaseBuilder):
             drawn = {f"{name}.{kind}": a.astype(np.float32) for kind, a in zip(("weight", "bias"), both, strict=True)}
             if i < last and self.variant == "td":
                 drawn[f"{name}.activation"] = np.ones(n_out, np.float32)
+            # The initial weights of the next layer depend on its inputs: run this layer on the rows.
             if i < last and values is not None:
                 emit = partial(_hidden, name=name, weights=drawn, activation=activation)
                 part = GraphPart(emit, drawn, (name, n_out, activation))
@@ -250,9 +251,10 @@ class RealMLP(BaseBuilder):
         weight = rng.normal(size=(n_in, n_out))
         if values is None:
             return weight, rng.normal(size=n_out)
+        # Divide each unit's weights by the deviation of its outputs on these rows, so that it begins with one of 1.
         outputs = values @ (weight / np.sqrt(n_in))
         deviation = outputs.std(axis=0)
-        deviation[deviation < 1e-12] = 1.0
+        deviation[deviation < 1e-12] = 1.0  # a unit that is constant on all rows
         return weight / deviation, -_convex_combinations(outputs, deviation, rng)
 
     def _activation(self, task: str) -> str:
@@ -432,6 +434,7 @@ class TabM(BaseBuilder):
         n_numbers, sizes = len(table.numbers), [size for _, size in table.indicators]
         embedding, embedded_width = self._embedding() if n_numbers else None, width - sum(sizes)
         source = np.arange(n_numbers) if embedding is None else embedding.sources(n_numbers, embedded_width)
+        # A column of the table has one number for each member, however many columns of the layer it becomes.
         source = np.concatenate([source, n_numbers + np.repeat(np.arange(len(sizes)), sizes)]).astype(int)
         shape = (self.n_members, 1, n_numbers + len(sizes))
         values = rng.choice([-1.0, 1.0], shape) if embedding is None else rng.normal(size=shape)
@@ -570,6 +573,7 @@ def _scaled_indicators(table: CodedTable, rows: np.ndarray | None) -> DrawnColum
     median, factor = (part.astype(np.float32) for part in robust_scaling(indicators.values(rows)))
 
     def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
+        # Smooth clipping to (-3, 3), x / sqrt(1 + (x / 3)²), as the recipe does with numbers.
         scaled = op.Mul(op.Sub(indicators.emit(op, x), median), factor)
         return op.Div(scaled, op.Sqrt(op.Add(op.Mul(op.Mul(scaled, scaled), 1 / 9), 1.0)))
 
@@ -578,6 +582,7 @@ def _scaled_indicators(table: CodedTable, rows: np.ndarray | None) -> DrawnColum
 
 def robust_scaling(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return medians, and factors to an interquartile range of 1; where that is 0, to a range of 2."""
+    # Binary columns often have an interquartile range of 0; their range then takes its place.
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
     spread = np.where(high > low, high - low, np.ptp(values, axis=0) / 2)
     return median, np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 0)
@@ -643,5 +648,5 @@ def _convex_combinations(
 
 
 def _uniform_weight(rng: np.random.RandomState, n_in: int, shape: tuple[int, ...]) -> np.ndarray:
-    bound = n_in**-0.5
+    bound = n_in**-0.5  # as PyTorch draws linear layers, in which TabM was published
     return rng.uniform(-bound, bound, shape).astype(np.float32)
