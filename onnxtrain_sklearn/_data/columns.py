@@ -361,7 +361,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
             f"column itself."
         )
     if is_source(data) or holds_blocks(data):
-        takers = f", which only {_READERS} take, with the name of the target column as y"
+        takers = f", which only fit, predict and score of {_READERS} take"
         raise TypeError(
             f"{name} is a {kind.__name__}, a table to be read in blocks{takers if name == 'X' else ''}. Give its rows, "
             f"such as {'pandas.read_parquet(...)' if found is None else fetched}."
@@ -371,7 +371,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
         raise TypeError(f"{name} is a {kind.__name__}, which holds no rows yet. Give {fetched}.")
 
 
-_READERS = "OrtGradientClassifier, OrtGradientRegressor and, in fit, the RealMLP and TabM estimators"
+_READERS = "OrtGradientClassifier, OrtGradientRegressor and the estimators of RealMLP and TabM"
 
 
 def as_frame(X: object) -> Any:

@@ -39,6 +39,7 @@ from .outputs import OutputTask
 from .parameters import CallbackSupportMixin, Parameters, require_own_names, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
+from .streams import Batching
 from .training_state import constants_of, load_training_state, training_state
 
 if TYPE_CHECKING:
@@ -645,6 +646,10 @@ class BaseOrtGradient(GraphEstimator):
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> np.ndarray:
         return predicted(self, X, output, with_scores=with_scores)
+
+    def _batching(self) -> Batching:
+        """Return the facts on which predictions in batches depend."""
+        return Batching.of(self)
 
     def _preparation(self) -> Preparation:
         return ONE_OUTPUT

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -539,6 +540,39 @@ def reads_source(X: TableLike) -> TypeIs[SourceLike]:
     return holds_blocks(X) or is_source(X) or callable(X) or type(X).__name__ == "RecordBatchReader"
 
 
+@dataclass(frozen=True, eq=False)
+class Batching:
+    """The facts on a fitted estimator on which its predictions in batches depend.
+
+    Attributes
+    ----------
+    task : OutputTask
+    decoding : Decoding
+    trained : object
+        Replaced by the next training, unless that continues this one.
+    steps : int
+        Rows seen in training.
+    chunk_rows : callable
+        Returns the rows of data that a method computes at a time, and the numbers of a row.
+    rows_meet : callable
+        Returns the node at which the prediction of a row depends on other rows, or None.
+    """
+
+    task: OutputTask
+    decoding: Decoding
+    trained: object
+    steps: int
+    chunk_rows: Callable[[Any, str], tuple[int, int]]
+    rows_meet: Callable[[], object]
+
+    @classmethod
+    def of(cls, estimator: Any) -> Batching:
+        """Return the facts on an estimator of one output."""
+        state: FittedState = estimator._state
+        rows_meet = partial(where_rows_meet_in_graph, state.model, state.session_options, in_training=False)
+        return cls(estimator._task(), state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet)
+
+
 def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
     """Return the results of a method of a fitted estimator for all rows of a source, as a RecordBatchReader."""
     check_is_fitted(estimator)
@@ -550,17 +584,18 @@ def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
 
 
 def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
-    state, steps, types = estimator._state, estimator.t_, None
+    facts, types = estimator._batching(), None
     with _cut_like_arrays(estimator, method, X) as batches:
         for rows in batches:
             import pyarrow as pa
 
-            if estimator._state is not state or estimator.t_ != steps:
+            now = estimator._batching()
+            if now.trained is not facts.trained or now.steps != facts.steps:
                 raise RuntimeError(
                     f"{type(estimator).__name__} was trained while its predictions were read: read all of them before."
                 )
             found = _result(getattr(estimator, method), rows, rows.X)
-            columns = _columns(method, state.decoding, getattr(estimator, "classes_", None), found)
+            columns = _columns(method, facts.decoding, getattr(estimator, "classes_", None), found)
             types = types or [None] * len(columns)  # those of the first batch
             arrays = [pa.array(np.ascontiguousarray(one), of) for one, of in zip(columns.values(), types, strict=True)]
             types = [one.type for one in arrays]
@@ -596,7 +631,7 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
         y, sample_weight = _named_columns(y, sample_weight)
     if isinstance(X, RowBlocks):
         y, sample_weight = X.target, X.sample_weight
-    score = _accuracy if estimator._task().classifies else _r2
+    score = _accuracy if estimator._batching().task.classifies else _r2
     with _cut_like_arrays(estimator, "predict", X, y, sample_weight, scored=True) as batches:
         return score(estimator, batches)
 
@@ -604,9 +639,10 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
 def _accuracy(estimator: Any, batches: Iterator[_Rows]) -> float:
     """Return the mean of the accuracies of batches, weighted by the labels that count in each."""
     right = total = 0.0
+    facts: Batching = estimator._batching()
     for rows in batches:
-        labels = counted_labels(np.asarray(rows.y), estimator.ignore_label).reshape(rows.n_rows, -1)
-        counted = labels.any(axis=1) if estimator._state.decoding.positions is None else labels.sum(axis=1)
+        labels = counted_labels(np.asarray(rows.y), facts.task.ignore_label).reshape(rows.n_rows, -1)
+        counted = labels.any(axis=1) if facts.decoding.positions is None else labels.sum(axis=1)
         weight = float((checked_weights(rows.weights, rows.n_rows) * counted).sum())
         if weight:  # scikit-learn's accuracy of no row is an error
             share = weight * _result(estimator.score, rows, rows.X, rows.y, rows.weights)
@@ -619,12 +655,12 @@ def _accuracy(estimator: Any, batches: Iterator[_Rows]) -> float:
 
 def _r2(estimator: Any, batches: Iterator[_Rows]) -> float:
     """Return R², from the squared errors of batches and the merged moments of their targets."""
-    task: OutputTask = estimator._task()
+    facts: Batching = estimator._batching()
     moments, squares, n_rows = Moments(), np.zeros(1), 0
     for rows in batches:
         weights = checked_weights(rows.weights, rows.n_rows)
         found = _result(estimator.predict, rows, rows.X).reshape(rows.n_rows, -1)
-        truth = _result(lambda y: task.encode(y, None).values, rows, rows.y).astype(np.float64)
+        truth = _result(lambda y: facts.task.encode(y, None).values, rows, rows.y).astype(np.float64)
         if truth.shape != found.shape:
             raise ValueError(f"y has {truth.shape[1]} numbers a row, but the predictions have {found.shape[1]}.")
         squares = squares + (weights[:, np.newaxis] * (truth - found) ** 2).sum(axis=0)
@@ -637,7 +673,7 @@ def _r2(estimator: Any, batches: Iterator[_Rows]) -> float:
     total = moments.deviation**2 * moments.weight
     varies = total != 0
     scores = np.where(varies, 1 - squares / np.where(varies, total, 1), squares == 0)
-    of_maps = estimator._state.decoding.row_shape and varies.any()
+    of_maps = facts.decoding.row_shape and varies.any()
     return float(np.average(scores, weights=total if of_maps else None))
 
 
@@ -674,16 +710,16 @@ def _cut_like_arrays(
 def _chunks(estimator: Any, method: str, parts: Iterator[_Rows]) -> Generator[_Rows]:
     waiting: list[_Rows] = []
     count = size = chunk = 0
+    facts: Batching = estimator._batching()
     for part in parts:
         if not size:
             with _named_place(part.places[0][0]):
-                chunk, width = chunk_rows(estimator, part.X, method)
+                chunk, width = facts.chunk_rows(part.X, method)
             size = chunk * max(1, min(BATCH_ROWS, BATCH_NUMBERS // width) // chunk)
         waiting.append(part)
         count += part.n_rows
         if count > chunk >= count - part.n_rows:  # more than the first chunk of an array
-            state: FittedState = estimator._state
-            node = where_rows_meet_in_graph(state.model, state.session_options, in_training=False)
+            node = facts.rows_meet()
             if node is not None:
                 raise ModelError(
                     f"The prediction of a row depends on the rows that are predicted with it (at {node}), so all rows "

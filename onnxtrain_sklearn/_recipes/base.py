@@ -27,14 +27,24 @@ from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets
 from .._estimators import parameters
 from .._estimators.fit import raise_or_warn
+from .._estimators.outputs import LabelTask, NumberTask, OutputTask
 from .._estimators.parameters import CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
 from .._estimators.scoring import Scoring
-from .._estimators.streams import opened_source, rows_in_buffer, sizes_of_blocks
+from .._estimators.streams import (
+    Batching,
+    opened_source,
+    predicted_batches,
+    reads_source,
+    rows_in_buffer,
+    score_of_source,
+    sizes_of_blocks,
+)
 from .._estimators.training_state import generator_of
 from .._export.folder import training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting
+from .._inference.graph import Decoding
 from .._inference.predictor import Predictor, prediction_graph
 from .._model.links import Task
 from .._ort import sessions
@@ -42,7 +52,7 @@ from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
 from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Parameter, Range, Sizes, switch
-from .._utils.typing import ClassWeight, MatrixLike, TableLike
+from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike
 from ..losses import LogLoss
 from ..models.tabular import RealMLP, TabM
 from ..runtime import Runtime
@@ -311,11 +321,27 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         # onnxruntime multiplies a single row by another kernel, which may differ in the last bit. Predicting the row
         # twice gives it the bits that it has among other rows.
         columns = self._inputs.columns(table.rows(np.zeros(2, int)) if rows == 1 else table)
+        return self._predictor().run(columns, output=output)[:rows]
+
+    def _predictor(self) -> Predictor:
         key = sessions.forks()  # a forked process cannot use the sessions of its parent
         if key not in self._predictors:
             graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
             self._predictors[key] = Predictor(graph, self._device, self._session_options, width=self._inputs.width)
-        return self._predictors[key].run(columns, output=output)[:rows]
+        return self._predictors[key]
+
+    def _batching(self) -> Batching:
+        """Return the facts on which predictions in batches depend; the rows of a table do not meet."""
+
+        def chunk_rows(X: MatrixLike, method: str) -> tuple[int, int]:
+            table = read_table(self, X, reset=False)
+            return self._predictor().chunk_rows(self._inputs.columns(table)), len(table.names)
+
+        numbers = not hasattr(self, "classes_")
+        task: OutputTask = NumberTask(None, "auto") if numbers else LabelTask(None, "auto")
+        kind: Task = "regression" if numbers else self._task
+        decoding = Decoding(kind, "identity", self.n_outputs_, None if numbers else self.classes_)
+        return Batching(task, decoding, self._graph, 0, chunk_rows, lambda: None)
 
     def to_onnx(self) -> onnx.ModelProto:
         """Return the graph that predicts from the raw table.
@@ -363,21 +389,26 @@ class ClassifierRecipe(ClassifierMixin, BaseRecipe):
     class_weight: ClassWeight
     _task: Task
 
-    def predict(self, X: MatrixLike) -> np.ndarray:
+    def predict(self, X: TableLike) -> Predictions:
         """Predict labels.
 
         Parameters
         ----------
         X : as in :meth:`fit`
-            Categories that ``fit`` has not seen count as missing.
+            Categories that ``fit`` has not seen count as missing. Of a source, the columns of ``feature_names_in_`` are
+            read.
 
         Returns
         -------
         ndarray of shape (n_samples,), or (n_samples, n_labels) of 0 and 1
+            For a source, a ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of
+            the rows: its column is ``prediction``; its columns are ``prediction_0``, ... for several labels a row.
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict", X)
         return np.asarray(self._predict(X, 0)).astype(self.classes_.dtype)
 
-    def predict_proba(self, X: MatrixLike) -> np.ndarray:
+    def predict_proba(self, X: TableLike) -> Predictions:
         """Predict probabilities.
 
         Parameters
@@ -387,16 +418,37 @@ class ClassifierRecipe(ClassifierMixin, BaseRecipe):
         Returns
         -------
         ndarray of shape (n_samples, n_classes)
-            In the order of ``classes_``. For several labels a row, the probability of each that it is 1.
+            In the order of ``classes_``. For several labels a row, the probability of each that it is 1. For a source,
+            a ``pyarrow.RecordBatchReader`` with a column for each, named by its label.
 
         Notes
         -----
         For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`. For other ``X`` they are float64, and
         those of classes are divided by their sum in it, which metrics such as the log loss require to be 1.
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict_proba", X)
         numbers = self._predict(X, 1).astype(prediction_type(X), copy=False)
         sums_to_one = numbers.dtype != np.float32 and self._task != "multilabel"
         return numbers / numbers.sum(axis=1, keepdims=True) if sums_to_one else numbers
+
+    def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
+        """Return the accuracy: the share of rows whose label is right, or all of whose labels are.
+
+        Parameters
+        ----------
+        X, y, sample_weight : as in :meth:`fit`
+            A source is read a batch at a time.
+
+        Returns
+        -------
+        float
+        """
+        if reads_source(X):
+            return score_of_source(self, X, y, sample_weight)
+        if y is None:
+            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
+        return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:
         targets = class_targets(y, None)
@@ -416,20 +468,43 @@ class ClassifierRecipe(ClassifierMixin, BaseRecipe):
 class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
     """Base class of the regressors of raw tables."""
 
-    def predict(self, X: MatrixLike) -> np.ndarray:
+    def predict(self, X: TableLike) -> Predictions:
         """Predict numbers.
 
         Parameters
         ----------
         X : as in :meth:`fit`
-            Categories that ``fit`` has not seen count as missing.
+            Categories that ``fit`` has not seen count as missing. Of a source, the columns of ``feature_names_in_`` are
+            read.
 
         Returns
         -------
         ndarray of shape (n_samples,) or (n_samples, n_outputs)
+            For a source, a ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of
+            the rows: its column is ``prediction``; its columns are ``prediction_0``, ... for several numbers a row.
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict", X)
         numbers = self._predict(X, 0).astype(prediction_type(X), copy=False)
         return numbers.ravel() if self.n_outputs_ == 1 else numbers
+
+    def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
+        """Return R², the coefficient of determination; of several numbers a row, the mean of theirs.
+
+        Parameters
+        ----------
+        X, y, sample_weight : as in :meth:`fit`
+            A source is read a batch at a time.
+
+        Returns
+        -------
+        float
+        """
+        if reads_source(X):
+            return score_of_source(self, X, y, sample_weight)
+        if y is None:
+            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
+        return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:
         return regression_targets(y)

@@ -150,12 +150,13 @@ def test_unread_tables_are_refused_where_rows_are_needed(tmp_path):
     frame = pl.from_pandas(X).lazy()
     table = pa.Table.from_pandas(X)
     for given, remedy in (
-        (frame, "X.collect()"),
-        (duckdb.sql(f"select * from '{path}'"), "X.df()"),
-        (ds.dataset(path), "X.to_table()"),
-        (table.to_reader(), "X.read_all()"),
+        (frame, "X_val.collect()"),
+        (duckdb.sql(f"select * from '{path}'"), "X_val.df()"),
+        (ds.dataset(path), "X_val.to_table()"),
+        (table.to_reader(), "X_val.read_all()"),
     ):
-        assert_refused(lambda given=given: fitted.predict(given), f"X is a {type(given).__name__}", remedy)
+        call = partial(ESTIMATORS["classifier"].fit, X, y, X_val=given, y_val=y)
+        assert_refused(call, f"X_val is a {type(given).__name__}", remedy)
     for estimator in (ESTIMATORS["classifier"], fitted):
         assert_refused(lambda estimator=estimator: clone(estimator).fit(X, frame), "y is a LazyFrame", "y.collect()")
     # The remedies work.

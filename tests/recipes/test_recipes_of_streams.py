@@ -9,6 +9,8 @@ import weakref
 import numpy as np
 import pytest
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils.class_weight import compute_class_weight
 
 from onnxtrain_sklearn import (
@@ -18,6 +20,7 @@ from onnxtrain_sklearn import (
     TabMClassifier,
     TabMRegressor,
 )
+from onnxtrain_sklearn._estimators import streams as estimator_streams
 from onnxtrain_sklearn._recipes import preprocessing
 from tests.helpers.environment import each_engine
 
@@ -84,6 +87,19 @@ class Frames:
         part = self.parts[i]
         X, y = part[[name for name in part if name in FEATURES]], part[self.target].to_numpy()
         return (X, y) if self.weight is None else (X, y, part[self.weight].to_numpy())
+
+
+class Arrays:
+    """Parts of an array, without targets."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __len__(self):
+        return len(self.parts)
+
+    def block(self, i):
+        return self.parts[i]
 
 
 def parts_of(frame, count=24):
@@ -428,12 +444,73 @@ def test_copies_of_sources_are_removed(tmp_path, monkeypatch):
     assert not os.listdir(tmp_path / "copies")
 
 
-def test_methods_that_take_rows_refuse_a_table_in_files(tmp_path):
+# Predictions and scores.
+
+
+def numbers_of(reader):
+    """Return the columns that a reader yields, as an array."""
+    return np.stack([one.to_numpy() for one in reader.read_all().columns], axis=1).squeeze()
+
+
+@each_recipe
+def test_predictions_of_a_file_have_the_bits_of_arrays(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(estimator_streams, "BATCH_ROWS", 100)
+    frame = table(17_000).assign(weight=np.linspace(0.0, 2.0, 17_000))  # three chunks of rows
+    path = write(frame.iloc[:, ::-1], tmp_path / "table.parquet", rows=900)
+    X = frame[FEATURES]
+    labels = classifier(name, max_iter=1, batch_size=4096).fit(X, frame["label"])
+    reader = labels.predict_proba(path)
+    assert reader.schema.names == labels.classes_.tolist() == ["high", "low", "middle"]
+    batches = list(reader)
+    assert len(batches) == 3
+    found = np.concatenate([one.to_pandas().to_numpy() for one in batches])
+    np.testing.assert_array_equal(found, labels.predict_proba(X))
+    np.testing.assert_array_equal(numbers_of(labels.predict(str(path))), labels.predict(X))
+    rows = RowBlocks(path, "label", sample_weight="weight")
+    expected = accuracy_score(frame["label"], labels.predict(X), sample_weight=frame["weight"])
+    np.testing.assert_allclose(labels.score(rows), expected, rtol=1e-12)
+    numbers = regressor(name, max_iter=1, batch_size=4096).fit(X, frame["number"])
+    np.testing.assert_array_equal(numbers_of(numbers.predict(path)), numbers.predict(X))
+    expected = r2_score(frame["number"], numbers.predict(X))
+    np.testing.assert_allclose(numbers.score(path, "number"), expected, rtol=1e-9)
+
+
+def test_predictions_of_blocks_without_names_and_of_several_targets_are_those_of_arrays(tmp_path):
+    frame = table(300).assign(red=lambda f: (f["color"] == "red").astype(int), new=lambda f: f["new"].astype(int))
+    X = frame[["size", "price"]].to_numpy()
+    source = Arrays(np.array_split(X, 7))
+    labels = classifier(max_iter=2).fit(X, frame[["red", "new"]])
+    reader = labels.predict(source)
+    assert reader.schema.names == ["prediction_0", "prediction_1"]
+    np.testing.assert_array_equal(numbers_of(reader), labels.predict(X))
+    np.testing.assert_array_equal(numbers_of(labels.predict_proba(source)), labels.predict_proba(X))
+    numbers = regressor(max_iter=2).fit(X, frame[["number", "size"]])
+    np.testing.assert_array_equal(numbers_of(numbers.predict(source)), numbers.predict(X))
+
+
+def test_predictions_name_the_block_of_an_error_and_end_with_a_new_fit(tmp_path, monkeypatch):
+    frame = table(17_000)
+    path = write(frame, tmp_path / "table.parquet", rows=900)
+    fitted = regressor(max_iter=1, batch_size=4096).fit(frame[FEATURES], frame["number"])
+    monkeypatch.setattr(estimator_streams, "BATCH_ROWS", 100)
+    reader = fitted.predict(path)
+    reader.read_next_batch()
+    fitted.set_params(random_state=1).fit(frame[FEATURES][:900], frame["number"][:900])
+    with pytest.raises(RuntimeError, match="was trained while its predictions were read"):
+        reader.read_all()
+    frame.loc[1000, "size"] = np.inf
+    with pytest.raises(ValueError, match=r"Row group 1 of .*table\.parquet: .*infinity .*'size'"):
+        fitted.predict(write(frame, path, rows=900)).read_all()
+    with pytest.raises(NotFittedError):
+        regressor().predict(path)
+    with pytest.raises(ValueError, match="score requires y"):
+        fitted.score(frame[FEATURES])
+
+
+def test_export_of_training_graphs_refuses_a_table_in_files(tmp_path):
     path = write(table(300), tmp_path / "table.parquet")
-    fitted = classifier(max_iter=1).fit(blocks(path, buffer_rows=2000))
-    for call in (lambda: fitted.predict(path), lambda: fitted.export_training(tmp_path / "out", path, "label")):
-        with pytest.raises(TypeError, match="a table to be read in blocks"):
-            call()
+    with pytest.raises(TypeError, match="a table to be read in blocks"):
+        classifier().export_training(tmp_path / "out", path, "label")
     with pytest.raises(ValueError, match="requires y to be passed"):
         classifier().fit(table(300)[FEATURES])
     with pytest.raises(ValueError, match="give it alone"):
