@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx.defs
@@ -143,22 +143,43 @@ class GraphBuilder:
                     f"An operand of {op_type} is {operand} of Python, which a == b and a != b give for values of a "
                     f"graph: compare them by op.Equal(a, b). A constant is np.array({operand})."
                 )
+        types: dict[int, ir.DataType] = {}  # of the outputs, as far as they are known without inference
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
             values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
         else:
-            values, attributes = self._fit_schema(op_type, list(inputs), keywords)
-        known = {} if domain else _signature_of(op_type, self.opset).output_types(values, attributes)
+            # Keywords that are inputs in this opset become operands.
+            signature, operands, attributes = _signature_of(op_type, self.opset), list(inputs), dict[str, Any](keywords)
+            for key in [k for k in attributes if k in signature.inputs and k not in signature.attributes]:
+                position = signature.inputs.index(key)
+                operands += [None] * (position + 1 - len(operands))
+                operands[position] = attributes.pop(key)
+            if unknown := [key for key in attributes if key not in signature.attributes]:
+                raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
+
+            # The type parameter of each operand: those of a variadic input have that of the input.
+            kinds = signature.kinds + signature.kinds[-1:] * (len(operands) - len(signature.kinds))
+            pairs = list(zip(kinds, operands, strict=False))
+            values = [self.value(x, self._type_of_integer(x, kind, pairs)) for kind, x in pairs]
+            types = signature.output_types(zip(kinds, values, strict=False), attributes)
+
         attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
         identity = () if self._emitted is None else (op_type, domain, outputs, *map(id, values), _hashable(attributes))
         if self._emitted is not None and identity in self._emitted:
             return self._emitted[identity]
-        name, typed = self.name(op_type), {key: _attribute(key, a) for key, a in attributes.items()}
+        # Attributes of integers are made here: onnx_ir compares lists with its protocols, which takes 0.1 ms.
+        typed = {
+            key: ir.AttrInt64s(key, a)
+            if isinstance(a, list | tuple) and a and all(type(one) is int for one in a)
+            else a
+            for key, a in attributes.items()
+        }
+        name = self.name(op_type)
         results = self._tape.op_multi_out(op_type, values, typed, num_outputs=outputs, domain=domain, name=name)
         for i, result in enumerate(results):
             result.name = name if outputs == 1 else f"{name}:{i}"
-            if i in known:
-                result.dtype = known[i]
+            if i in types:
+                result.dtype = types[i]
         if self._emitted is not None:
             self._emitted[identity] = results
         return results
@@ -170,7 +191,12 @@ class GraphBuilder:
             array = array.astype(str)  # its bytes would be addresses
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
-            tensor = _tensor(array, self.name("constant"))
+            name = self.name("constant")
+            if array.dtype.kind == "U":
+                texts = [str(text).encode() for text in array.ravel()]
+                tensor: ir.TensorProtocol = ir.StringTensor(texts, shape=ir.Shape(array.shape), name=name)
+            else:
+                tensor = (ir.Tensor if array.dtype.kind in "fiub" else ir.tensor)(array, name=name)  # checks no type
             if self._constant_nodes:
                 value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
                 value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape.numpy())
@@ -225,26 +251,11 @@ class GraphBuilder:
         node = value.producer()
         return node is not None and (node.name or "").startswith(f"{self._prefix}/")
 
-    def _fit_schema(
-        self, op_type: str, inputs: list[Operand], keywords: dict[str, Setting]
-    ) -> tuple[list[ir.Value | None], dict[str, Any]]:
-        """Return the operands as values, with keywords that are inputs in this opset among them, and the attributes."""
-        signature = _signature_of(op_type, self.opset)
-        for key in [k for k in keywords if k in signature.inputs and k not in signature.attributes]:
-            position = signature.inputs.index(key)
-            inputs += [None] * (position + 1 - len(inputs))
-            inputs[position] = cast("Operand", keywords.pop(key))
-        unknown = [key for key in keywords if key not in signature.attributes]
-        if unknown:
-            raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
-        kinds = signature.kinds_of(len(inputs))
-        pairs = list(zip(kinds, inputs, strict=False))
-        types = [self._shared_type(kind, pairs) if _is_integer(x) else None for kind, x in pairs]
-        return [self.value(x, dtype) for (_, x), dtype in zip(pairs, types, strict=True)], keywords
-
-    def _shared_type(self, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
-        """Return the type of those operands that must share the type parameter ``kind`` of the schema."""
-        values = [x for other, x in pairs if other == kind and isinstance(x, ir.Value)]
+    def _type_of_integer(self, x: Operand, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
+        """Return the type that an int takes, or a list of them: that of the operands that must share its type."""
+        if x is None or isinstance(x, ir.Value | np.ndarray | np.generic) or np.asarray(x).dtype.kind != "i":
+            return None
+        values = [other for shared, other in pairs if shared == kind and isinstance(other, ir.Value)]
         if values and values[0].dtype is None:
             infer_shapes(ir.Model(self.graph, ir_version=10))
         return (values[0].dtype or self.dtype) if values else None
@@ -266,17 +277,13 @@ class _OperatorSignature:
     mixed: frozenset[str]
     single: Mapping[str, ir.DataType]
 
-    def kinds_of(self, count: int) -> tuple[str, ...]:
-        """Return the type parameters of this many operands; those of a variadic input have that of the input."""
-        return self.kinds + self.kinds[-1:] * (count - len(self.kinds))
-
     def output_types(
-        self, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Setting]
+        self, inputs: Iterable[tuple[str, ir.Value | None]], attributes: Mapping[str, Any]
     ) -> dict[int, ir.DataType]:
         """Return the element types of the outputs, by position, that are determined without inference."""
         if self.is_cast:
-            return {0: ir.DataType(cast("int", attributes["to"]))}
-        typed = ((kind, x.dtype) for kind, x in zip(self.kinds_of(len(inputs)), inputs, strict=False) if x is not None)
+            return {0: ir.DataType(attributes["to"])}
+        typed = ((kind, x.dtype) for kind, x in inputs if x is not None)
         known = {kind: dtype for kind, dtype in typed if dtype is not None and kind not in self.mixed} | _SINGLE_TYPES
         known = {**self.single, **known}
         return {i: known[kind] for i, kind in enumerate(self.outputs) if kind in known}
@@ -300,38 +307,21 @@ def _signature_of(op_type: str, opset: int) -> _OperatorSignature:
     )
 
 
-def _is_integer(operand: Operand) -> bool:
-    """Return True if ``operand`` is an int, or a list of them."""
-    if type(operand) is ir.Value or operand is None or isinstance(operand, np.ndarray | np.generic | ir.Value):
-        return False
-    return np.asarray(operand).dtype.kind == "i"
-
-
-def _tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
-    if array.dtype.kind in "UO":
-        return ir.StringTensor([str(s).encode() for s in array.ravel()], shape=ir.Shape(array.shape), name=name)
-    return (ir.Tensor if array.dtype.kind in "fiub" else ir.tensor)(array, name=name)  # without checks of its type
-
-
-def _attribute(name: str, value: Any) -> Any:
-    """Return an attribute of integers as one: onnx_ir compares lists with its protocols, which takes 0.1 ms."""
-    if isinstance(value, list | tuple) and value and all(type(one) is int for one in value):
-        return ir.AttrInt64s(name, value)
-    return value
-
-
-def _hashable(attributes: Mapping[str, Setting]) -> tuple[tuple[str, str], ...]:
-    return tuple((key, repr(_attribute_key(a))) for key, a in sorted(attributes.items()))
-
-
-def _attribute_key(attribute: object) -> object:
-    if isinstance(attribute, int | float | str | list | tuple):  # before the protocol, which takes 50 microseconds
-        return attribute
-    if isinstance(attribute, ir.TensorProtocol):
-        return attribute.dtype, tuple(attribute.shape), attribute.numpy().tobytes()
-    if isinstance(attribute, np.ndarray):  # whose repr is shortened
-        return attribute.dtype, attribute.shape, attribute.tobytes()
-    return id(attribute) if isinstance(attribute, ir.Graph) else attribute
+def _hashable(attributes: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Return attributes as a key: equal nodes have equal ones."""
+    found = []
+    for name, attribute in sorted(attributes.items()):
+        key = attribute
+        if isinstance(attribute, int | float | str | list | tuple):
+            pass  # before the protocol, which takes 50 microseconds
+        elif isinstance(attribute, ir.TensorProtocol):
+            key = attribute.dtype, tuple(attribute.shape), attribute.numpy().tobytes()
+        elif isinstance(attribute, np.ndarray):  # whose repr is shortened
+            key = attribute.dtype, attribute.shape, attribute.tobytes()
+        elif isinstance(attribute, ir.Graph):
+            key = id(attribute)
+        found.append((name, repr(key)))
+    return tuple(found)
 
 
 def new_graph(inputs: Sequence[ir.Value], dtype: ir.DataType, name: str) -> GraphBuilder:

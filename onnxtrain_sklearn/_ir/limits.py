@@ -131,7 +131,12 @@ def exceeded(what: str, name: str) -> ModelError:
 def require_within_limits(proto: onnx.ModelProto) -> None:
     """Raise ModelError for a ModelProto that exceeds the limits, or whose functions call themselves."""
     count = _Count(proto)
-    count.model(proto)
+    count.graph(proto.graph, 0)
+    for key in count.functions:  # also those that nothing calls
+        count.function(key, 0)
+    for info in proto.training_info:
+        count.graph(info.initialization, 0)
+        count.graph(info.algorithm, 0)
     require_one_message(count.bytes, "")
     require_memory(count.bytes, "a model with weights and constants")
 
@@ -158,14 +163,6 @@ class _Count:
         self.costs: dict[tuple[str, str], tuple[int, int]] = {}
         self.open: list[tuple[str, str]] = []
         self.bytes = 0
-
-    def model(self, proto: onnx.ModelProto) -> None:
-        self.graph(proto.graph, 0)
-        for key in self.functions:  # also those that nothing calls
-            self.function(key, 0)
-        for info in proto.training_info:
-            self.graph(info.initialization, 0)
-            self.graph(info.algorithm, 0)
 
     def graph(self, graph: onnx.GraphProto, depth: int) -> tuple[int, int]:
         self.tensors(graph.initializer)

@@ -129,8 +129,19 @@ _log = logging.getLogger(__name__)
 
 def infer_types(model: ir.Model) -> None:
     """Fill in the types and shapes that ONNX infers, in place; if inference fails, the model stays unchanged."""
+    # Give initializers the types of their tensors, and move the large ones to the end. Parameters have the order of the
+    # initializers, and sums over all of them are to stay the same to the last bit.
     graph = model.graph
-    _order_initializers(graph)
+    initializers = list(graph.initializers.values())
+    for value in initializers:
+        tensor = value.const_value
+        if tensor is not None and (value.shape is None or value.type is None):
+            value.shape = ir.Shape(tensor.shape.numpy()) if value.shape is None else value.shape
+            value.dtype = tensor.dtype if value.dtype is None else value.dtype
+    ordered = sorted(initializers, key=_is_large_initializer)
+    if ordered != initializers:
+        graph.initializers.clear()
+        graph.initializers.update((value.name or "", value) for value in ordered)
 
     def is_inferred(node: ir.Node) -> bool:
         return not graphs_in(node) and all(
@@ -168,47 +179,28 @@ def knows_few_integers(proto: onnx.ModelProto) -> bool:
     A Range of two numbers, or a chain of Concat nodes that repeat their input, takes all memory from a few bytes of
     file, also in a body or function.
     """
-    counting = _Counting({(f.domain, f.name): f for f in proto.functions})
-    counts, single = _held_integers(proto.graph)
-    return counting.stays_small(proto.graph.node, counts, single, {}, 0)
-
-
-def _held_integers(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
-    """Return how many elements short initializers have, and the number of those that have one."""
-    counts = {t.name: t.dims[0] if t.dims else 1 for t in graph.initializer if len(t.dims) < 2}
-    return counts, {t.name: _number(t) for t in graph.initializer if math.prod(t.dims) == 1}
-
-
-class _Counting:
-    """Counts the integers of values, also in bodies and in each call of a function."""
-
-    def __init__(self, functions: dict[tuple[str, str], Any]) -> None:
-        self._functions = functions
-        self._left = _MOST_NODES
+    functions = {(f.domain, f.name): f for f in proto.functions}
+    left = _MOST_NODES
 
     def stays_small(
-        self,
-        nodes: Sequence[Any],
-        counts: dict[str, int],
-        single: dict[str, float],
-        given: dict[str, Any],
-        depth: int,
+        nodes: Sequence[Any], counts: dict[str, int], single: dict[str, float], given: dict[str, Any], depth: int
     ) -> bool:
         """Add what ``nodes`` compute to ``counts`` and ``single``; ``given`` are the attributes of a call."""
-        self._left -= len(nodes)
-        if self._left < 0 or depth > _DEEPEST:
+        nonlocal left
+        left -= len(nodes)
+        if left < 0 or depth > _DEEPEST:
             return False
         for node in nodes:
             count = max((counts.get(name, 0) for name in node.input), default=0)
             held = node.attribute[0] if node.op_type == "Constant" and node.attribute else None
-            function = self._functions.get((node.domain, node.op_type))
+            function = functions.get((node.domain, node.op_type))
             if function is not None:
                 passed = {a.name: a for a in (*function.attribute_proto, *node.attribute)}
                 passed |= {a.name: given[a.ref_attr_name] for a in node.attribute if a.ref_attr_name in given}
                 pairs = list(zip(function.input, node.input, strict=False))
                 inner = {own: counts[name] for own, name in pairs if name in counts}
                 numbers = {own: single[name] for own, name in pairs if name in single}
-                if not self.stays_small(function.node, inner, numbers, passed, depth + 1):
+                if not stays_small(function.node, inner, numbers, passed, depth + 1):
                     return False
                 ends = list(zip(node.output, function.output, strict=False))
                 counts |= {name: inner.get(own, 0) for name, own in ends}
@@ -230,7 +222,7 @@ class _Counting:
                 pairs = list(zip(body.input, node.input, strict=False))
                 own_counts, own_single = _held_integers(body)
                 inner = {**counts, **{v.name: counts[name] for v, name in pairs if name in counts}, **own_counts}
-                if not self.stays_small(body.node, inner, {**single, **own_single}, given, depth + 1):
+                if not stays_small(body.node, inner, {**single, **own_single}, given, depth + 1):
                     return False
                 count = max([count, *(inner.get(v.name, 0) for v in body.output)])
             if count > _MANY:
@@ -238,28 +230,20 @@ class _Counting:
             counts |= dict.fromkeys(node.output, count)
         return True
 
+    counts, single = _held_integers(proto.graph)
+    return stays_small(proto.graph.node, counts, single, {}, 0)
+
+
+def _held_integers(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
+    """Return how many elements short initializers have, and the number of those that have one."""
+    counts = {t.name: t.dims[0] if t.dims else 1 for t in graph.initializer if len(t.dims) < 2}
+    return counts, {t.name: _number(t) for t in graph.initializer if math.prod(t.dims) == 1}
+
 
 def _number(tensor: Any) -> float:
     """Return the one number of a tensor; 0 where it is not a number."""
     array = ir.from_proto(tensor).numpy().ravel()
     return float(array[0]) if array.size == 1 and array.dtype.kind in "iuf" and np.isfinite(array[0]) else 0.0
-
-
-def _order_initializers(graph: ir.Graph) -> None:
-    """Give initializers the types of their tensors, and move the large ones to the end, in place.
-
-    Parameters have the order of the initializers, and sums over all of them are to stay the same to the last bit.
-    """
-    values = list(graph.initializers.values())
-    for value in values:
-        tensor = value.const_value
-        if tensor is not None and (value.shape is None or value.type is None):
-            value.shape = ir.Shape(tensor.shape.numpy()) if value.shape is None else value.shape
-            value.dtype = tensor.dtype if value.dtype is None else value.dtype
-    ordered = sorted(values, key=_is_large_initializer)
-    if ordered != values:
-        graph.initializers.clear()
-        graph.initializers.update((value.name or "", value) for value in ordered)
 
 
 def _is_large_initializer(value: ir.Value) -> bool:

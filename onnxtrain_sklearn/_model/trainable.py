@@ -304,18 +304,34 @@ def trainable_model(
         run_importers(model, RESTORATIONS)
         store_weights(model.graph)
 
-    # The trained outputs, and the scores upstream of each; everything else goes.
+    # The trained outputs, and the scores upstream of each, with the final activation between them; the rest goes.
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
     wanted: Sequence[str | None] = several or [output]
     finals = [_trained_output(graph, name, find) for name in wanted]
-    ends = [_end(graph, final, None if pairs is None else named[pairs], foreign=foreign) for final in finals]
-    every = [scores for scores, _ in ends]
+    every, forms = list[ir.Value](), list[OutputForm]()
+    for final in finals:
+        name, activation = final.name or "", None if pairs is not None else activation_of(final)
+        if activation is not None and foreign:
+            # weights between the scores and the output would be trained: it would not be this activation any more
+            weights = _foreign_parameters(graph, final)
+            activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
+        if pairs is not None:
+            every.append(named[pairs])
+            forms.append(OutputForm(name, pairs, "votes"))
+        elif activation is None:
+            every.append(final)
+            forms.append(OutputForm(name, name, None))
+        else:
+            every.append(activation.scores(graph, final))
+            link, log = activation.link, activation.log
+            forms.append(OutputForm(name, every[-1].name or "", link, log, activation.paired))
     kept = dict.fromkeys([*every, *finals] if choice is None else [*every, *finals, named[choice]])
     keep_outputs(model, list(kept), inputs=True)
     if not graph.inputs:
-        name = finals[0].name
-        raise ModelError(f"Output {name!r} depends on no input of the graph: there are no data to train it on.")
+        raise ModelError(
+            f"Output {finals[0].name!r} depends on no input of the graph: there are no data to train it on."
+        )
 
     # Parameters. Statistics first get initializers of their own, as an initializer that is both counts as a weight.
     separate_running_statistics(graph)
@@ -332,8 +348,8 @@ def trainable_model(
     return TrainableModel(
         model=model,
         inputs=tuple(spec_of(v) for v in graph.inputs),
-        **vars(ends[0][1]),
-        forms=tuple(form for _, form in ends) if several else (),
+        **vars(forms[0]),
+        forms=tuple(forms) if several else (),
         parameters=tuple(parameters),
         statistics=tuple(statistics_of(graph)),
         dtype=common_dtype(graph, parameters),
@@ -367,22 +383,6 @@ def _trained_output(graph: ir.Graph, output: str | None, find: Callable[[ir.Grap
         f"Outputs: {kinds}; initializers: {listing(graph)}. Weights must be float32 or float64 initializers of the "
         f"main graph."
     )
-
-
-def _end(graph: ir.Graph, final: ir.Value, pairs: ir.Value | None, *, foreign: bool) -> tuple[ir.Value, OutputForm]:
-    """Return the scores that an output is computed from, and its form; ``pairs`` are given one-vs-one scores."""
-    name = final.name or ""
-    if pairs is not None:
-        return pairs, OutputForm(name, pairs.name or "", "votes")
-    activation = activation_of(final)
-    if activation is not None and foreign:
-        # An activation with trained weights inside would not stay one: training would change it.
-        weights = _foreign_parameters(graph, final)
-        activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
-    if activation is None:
-        return final, OutputForm(name, name, None)
-    scores = activation.scores(graph, final)
-    return scores, OutputForm(name, scores.name or "", activation.link, activation.log, activation.paired)
 
 
 def _foreign_parameters(graph: ir.Graph, scores: ir.Value) -> list[str]:

@@ -89,9 +89,20 @@ def require_memory(size: int, what: str, copies: int = ROOM) -> None:
     Only a limit of the process itself counts (``ulimit -v``): under it protobuf does not survive an allocation that
     fails, or takes it for a broken file.
     """
-    left = _bytes_left()
-    if left is not None and left < copies * size + MARGIN:
-        needed = copies * size + MARGIN
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limit, needed = resource.getrlimit(resource.RLIMIT_AS)[0], copies * size + MARGIN
+    if limit == resource.RLIM_INFINITY:
+        return
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[0])
+    except OSError:  # macOS has none
+        return
+    left = limit - pages * resource.getpagesize()
+    if left < needed:
         raise MemoryError(
             f"There is not enough memory for {what} of {size:,} bytes: it takes about {needed:,} bytes, and the "
             f"process may take {max(0, left):,} more (its limit of address space, ulimit -v). Raise the limit, or "
@@ -102,20 +113,3 @@ def require_memory(size: int, what: str, copies: int = ROOM) -> None:
 def ran_out(error: BaseException) -> bool:
     """Return True if an error is a MemoryError, or the words of a library say that memory ran out."""
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in _SIGNS)
-
-
-def _bytes_left() -> int | None:
-    """Return the bytes that the process may still take; None where no limit is set."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit == resource.RLIM_INFINITY:
-        return None
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[0])
-    except OSError:  # macOS has none
-        return None
-    return limit - pages * resource.getpagesize()
