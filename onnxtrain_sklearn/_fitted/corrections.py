@@ -160,53 +160,39 @@ def refuse_untrainable(record: ModelRecord) -> None:
         raise ModelError(
             f"This {record.last_name} has scores only for the rows that it was fitted to. Fit it with novelty=True."
         )
-    if isinstance(last, OneVsRestClassifier):
-        if last.multilabel_:
-            _refuse_constant_labels(last)
-        elif len(last.estimators_) > 1:
-            _refuse_other_order(last)
-    # Nested estimators whose labels, not only their scores, the model uses.
+    if isinstance(last, OneVsRestClassifier) and last.multilabel_:
+        # A label that was constant in fit has no decision function.
+        constant_labels = [isinstance(one, sklearn_private._ConstantPredictor) for one in last.estimators_]
+        if any(constant_labels) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
+            raise ModelError(
+                f"Label {constant_labels.index(True)} of this OneVsRestClassifier was the same in all rows that it was "
+                f"fitted to, and has no decision function. Fit it to rows that differ in every label."
+            )
+    elif isinstance(last, OneVsRestClassifier) and len(last.estimators_) > 1:
+        # Labels follow decision functions, while probabilities are trained: these may order the classes otherwise.
+        inner = record_of(last.estimators_[0]).last_name
+        both = hasattr(last, "predict_proba") and hasattr(last, "decision_function")
+        if both and inner in ("BaggingClassifier", "NuSVC", "SVC", "StackingClassifier"):
+            raise ModelError(
+                f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}. Training changes "
+                f"the probabilities, which need not agree with them. Give a classifier that has only one of the two."
+            )
+    # Nested estimators whose labels, not only their scores, the model uses, must predict the class of the largest one.
     nested: Sequence[Any] = [last.final_estimator_] if isinstance(last, StackingClassifier) else []
     if isinstance(last, MultiOutputClassifier | ClassifierChain):
         nested = last.estimators_
-    for inner in nested:
-        _refuse_own_decision_rule(record, record_of(inner))
+    for one in map(record_of, nested):
+        by_votes = one.is_libsvm and one.has_probabilities and isinstance(last, StackingClassifier)
+        clipped = one.is_linear_by_descent and one.last.loss == "modified_huber" and len(one.last.classes_) > 2
+        if one.threshold is not None or by_votes or one.is_one_vs_one or clipped:
+            name = one.last_name if one.threshold is None else type(one.threshold.rule).__name__
+            raise ModelError(
+                f"{name} within {record.last_name} chooses labels by a rule of its own, which training would not "
+                f"follow there. It is followed where {name} is the model itself, or the last step of a pipeline."
+            )
     for _, part in walk(record.estimator):
         if isinstance(part, TfidfTransformer | TfidfVectorizer) and part.sublinear_tf:
             raise ModelError(f"{type(part).__name__}(sublinear_tf=True) has no right ONNX form. Fit it without.")
-
-
-def _refuse_constant_labels(last: OneVsRestClassifier) -> None:
-    """Refuse a label that was constant in fit: it has no decision function."""
-    constant = [isinstance(one, sklearn_private._ConstantPredictor) for one in last.estimators_]
-    if any(constant) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
-        raise ModelError(
-            f"Label {constant.index(True)} of this OneVsRestClassifier was the same in all rows that it was fitted to, "
-            f"and has no decision function. Fit it to rows that differ in every label."
-        )
-
-
-def _refuse_other_order(last: OneVsRestClassifier) -> None:
-    """Refuse estimators whose labels follow decision functions while probabilities are trained."""
-    inner = record_of(last.estimators_[0]).last_name
-    both = hasattr(last, "predict_proba") and hasattr(last, "decision_function")
-    if both and inner in ("BaggingClassifier", "NuSVC", "SVC", "StackingClassifier"):
-        raise ModelError(
-            f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}. Training changes the "
-            f"probabilities, which need not agree with them. Give a classifier that has only one of the two."
-        )
-
-
-def _refuse_own_decision_rule(outer: ModelRecord, inner: ModelRecord) -> None:
-    """Refuse nested estimators that do not predict the class of the largest probability or score."""
-    by_votes = inner.is_libsvm and inner.has_probabilities and isinstance(outer.last, StackingClassifier)
-    clipped = inner.is_linear_by_descent and inner.last.loss == "modified_huber" and len(inner.last.classes_) > 2
-    if inner.threshold is not None or by_votes or inner.is_one_vs_one or clipped:
-        name = inner.last_name if inner.threshold is None else type(inner.threshold.rule).__name__
-        raise ModelError(
-            f"{name} within {outer.last_name} chooses labels by a rule of its own, which training would not follow "
-            f"there. It is followed where {name} is the model itself, or the last step of a pipeline."
-        )
 
 
 _SCALERS = (
@@ -224,7 +210,9 @@ def where_float32_is_coarse(estimator: Estimator) -> str:
     """Return what helps where the graph of a model differs from it: float32 is too coarse for some of its numbers."""
     parts = [part for _, part in walk(estimator)]
     why = "float32, in which graphs compute, may be too coarse for it"
-    if any(isinstance(part, GaussianProcessRegressor) and not _has_noise(part) for part in parts):
+    processes = [part for part in parts if isinstance(part, GaussianProcessRegressor)]
+    kernels = [[kernel for _, kernel in walk(process.kernel_)] for process in processes]
+    if not all(any(isinstance(one, WhiteKernel) and one.noise_level > 1e-3 for one in each) for each in kernels):
         return (
             f"{why}: a Gaussian process without noise passes through every row, by a tiny length scale or by large "
             f"numbers that cancel. Fit it with noise, kernel=RBF() + WhiteKernel(), and with normalize_y=True."
@@ -237,11 +225,6 @@ def where_float32_is_coarse(estimator: Estimator) -> str:
             f"OneHotEncoder(drop='first'), or with a stronger penalty."
         )
     return f"{why}: large numbers cancel. Fit it with a stronger penalty, or without columns that say the same."
-
-
-def _has_noise(process: GaussianProcessRegressor) -> bool:
-    parts = [part for _, part in walk(process.kernel_)]
-    return any(isinstance(part, WhiteKernel) and part.noise_level > 1e-3 for part in parts)
 
 
 _NEIGHBORS = (
@@ -358,9 +341,14 @@ def split_in_double(model: ir.Model, origins: Sequence[Origin], root: Estimator)
         assert rows is not None
         booster = _histogram_booster(graph, node, origins, root)
         rows = doubled.of(rows)
-        if booster is not None:
-            _compare_in_double(node, exact_thresholds(booster))
-        node.replace_input_with(0, rows if booster is not None else doubled.op.Cast(rows, to=FLOAT))
+        if booster is None:
+            node.replace_input_with(0, doubled.op.Cast(rows, to=FLOAT))
+            continue
+        for name, numbers in (("nodes_values", exact_thresholds(booster)), ("target_weights", None)):
+            old = node.attributes.pop(name)
+            array = np.asarray(old.value if numbers is None else numbers, np.float64)
+            node.attributes[f"{name}_as_tensor"] = ir.AttrTensor(f"{name}_as_tensor", ir.tensor(array))
+        node.replace_input_with(0, rows)
     graph.sort()
     common.RemoveUnusedNodesPass()(model)
     return [one for one in origins if one.name in graph.initializers and one.name not in doubled.read]
@@ -392,13 +380,6 @@ def _gathers(node: ir.Node, leaves: ir.Value) -> bool:
         return node.inputs[0] is leaves
     onward = node.op_type in ("Cast", "Reshape")
     return onward and any(_gathers(user, leaves) for value in node.outputs for user, _ in value.uses())
-
-
-def _compare_in_double(node: ir.Node, thresholds: np.ndarray) -> None:
-    for name, numbers in (("nodes_values", thresholds), ("target_weights", None)):
-        old = node.attributes.pop(name)
-        array = np.asarray(old.value if numbers is None else numbers, np.float64)
-        node.attributes[f"{name}_as_tensor"] = ir.AttrTensor(f"{name}_as_tensor", ir.tensor(array))
 
 
 class _Doubled:

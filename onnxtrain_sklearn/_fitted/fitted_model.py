@@ -264,14 +264,11 @@ def _encoded(columns: Mapping[str, InputData], encoder: bytes) -> dict[str, Any]
             results = session.run(outputs, feeds)
         except Exception as error:  # releases of onnxruntime differ in the class
             raise ValueError(f"The texts in X cannot be encoded: {error}") from error
-        pieces.append([_compact(result, len(rows)) for result in results])
+        for i, result in enumerate(results):  # sparse if all rows would be large
+            is_large = len(rows) * math.prod(result.shape[1:]) * result.itemsize > COPY_LIMIT
+            results[i] = sp.csr_matrix(result) if result.ndim == 2 and is_large else result
+        pieces.append(results)
     return {name: _stacked(parts) for name, parts in zip(outputs, zip(*pieces, strict=True), strict=True)}
-
-
-def _compact(piece: np.ndarray, n_rows: int) -> Any:
-    """Return a chunk as it is, or sparse where ``n_rows`` rows of this kind would be large."""
-    is_large = n_rows * math.prod(piece.shape[1:]) * piece.itemsize > COPY_LIMIT
-    return sp.csr_matrix(piece) if piece.ndim == 2 and is_large else piece
 
 
 def _stacked(pieces: Sequence[np.ndarray | SparseLike]) -> Any:
@@ -355,13 +352,10 @@ class TableColumn:
         self._require_known(given - alike | absent)
         if alike and self.known is not None:
             raise ValueError(self._says_unknown(alike))
-        written |= {value: self._unknown_text(value) for value in alike}
+        for value in alike:
+            while written[value] in self.missing | self.literal:
+                written[value] = f"<{written[value]}>"
         return np.array([written[value] for value in listed], object).reshape(-1, self.width)
-
-    def _unknown_text(self, text: str) -> str:
-        while text in self.missing | self.literal:
-            text = f"<{text}>"
-        return text
 
     def numbers(self, values: np.ndarray) -> np.ndarray:
         """Return numbers, validated against the known categories; shape (n_samples, 1)."""

@@ -9,6 +9,7 @@ This module imports a third of scikit-learn, so only what deals with a fitted mo
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -217,10 +218,18 @@ class ModelRecord:
         return np.asarray(self.estimator.classes_) if self.task == "classification" else None
 
 
+_TASKS: dict[EstimatorTask, Callable[[Estimator], bool]] = {
+    "classification": is_classifier,
+    "outlier_detection": is_outlier_detector,
+    "regression": is_regressor,
+    "clustering": is_clusterer,
+}
+
+
 def record_of(estimator: Estimator) -> ModelRecord:
     """Return the record of a fitted model."""
-    last, task = last_step(estimator), _task_of_step(estimator)
-    rule = _threshold_rule(estimator)
+    last = last_step(estimator)
+    task: EstimatorTask = next((task for task, has_task in _TASKS.items() if has_task(estimator)), "none")
     return ModelRecord(
         estimator=estimator,
         last=last,
@@ -228,18 +237,8 @@ def record_of(estimator: Estimator) -> ModelRecord:
         outputs=_outputs_of_step(last) if task == "classification" else None,
         has_probabilities=hasattr(estimator, "predict_proba"),
         has_decision_function=hasattr(estimator, "decision_function"),
-        threshold=None if rule is None else _threshold(rule),
+        threshold=_threshold(estimator),
     )
-
-
-def _task_of_step(estimator: Estimator) -> EstimatorTask:
-    if is_classifier(estimator):
-        return "classification"
-    if is_outlier_detector(estimator):
-        return "outlier_detection"
-    if is_regressor(estimator):
-        return "regression"
-    return "clustering" if is_clusterer(estimator) else "none"
 
 
 def _outputs_of_step(last: Estimator) -> tuple[np.ndarray, ...] | None:
@@ -251,24 +250,20 @@ def _outputs_of_step(last: Estimator) -> tuple[np.ndarray, ...] | None:
     return tuple(np.arange(2) for _ in np.asarray(classes)) if several else None
 
 
-def _threshold_rule(estimator: Estimator) -> Any:
-    """Return the meta-estimator that holds a decision threshold, or None."""
-    while True:
-        if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV):
-            return estimator
-        if isinstance(estimator, FrozenEstimator):
-            estimator = estimator.estimator
-        elif isinstance(estimator, SelfTrainingClassifier):
-            estimator = estimator.estimator_
-        elif isinstance(estimator, sklearn_private.BaseSearchCV):
-            estimator = estimator.best_estimator_
-        elif hasattr(estimator, "steps"):
-            estimator = estimator.steps[-1][1]
+def _threshold(estimator: Estimator) -> Threshold | None:
+    """Return the decision threshold of the outermost meta-estimator that has one."""
+    rule: Any = estimator
+    while not isinstance(rule, FixedThresholdClassifier | TunedThresholdClassifierCV):
+        if isinstance(rule, FrozenEstimator):
+            rule = rule.estimator
+        elif isinstance(rule, SelfTrainingClassifier):
+            rule = rule.estimator_
+        elif isinstance(rule, sklearn_private.BaseSearchCV):
+            rule = rule.best_estimator_
+        elif hasattr(rule, "steps"):
+            rule = rule.steps[-1][1]
         else:
             return None
-
-
-def _threshold(rule: Estimator) -> Threshold:
     of_probabilities = sklearn_private.response_method(rule) == "predict_proba"
     if isinstance(rule, TunedThresholdClassifierCV):
         limit, label = rule.best_threshold_, sklearn_private.positive_label(rule)

@@ -77,27 +77,29 @@ def named(
             continue
         role = made.get(name)
         source = known.get((name, "")) or known.get((role.node, role.role) if role else ("", ""))
-        owner = source.owner if source else _owner(watched, role.node if role else "", name)
+        if source is not None:
+            owner = source.owner
+        else:
+            # The estimator whose converter made the node, or the initializer; the innermost if several did.
+            makers = [one for one in watched if (role.node in one.nodes if role else name in one.initializers)]
+            owner = min(makers, key=lambda one: len(one.nodes)).estimator if makers else None
         if owner is None or id(owner) not in paths:
             continue
         path = paths[id(owner)]
         attribute, form = (source.attribute, source.form) if source else _found(tracer, name, path, owner, value, role)
         if role is None and not attribute:
             continue
-        stem = _stem(attribute, form) if attribute else role.role if role else name
+        stem = _dotted(attribute) if attribute else role.role if role else name
+        stem = f"log_{stem}" if form == "logarithm" else stem
         new = Names(model.graph.initializers).free(f"{_prefix(root, path, owner)}.{stem}", 2)
-        _rename(model.graph, name, new)
+        model.graph.initializers.pop(name)
+        value.name, value.const_value = new, ir.tensor(value.const_value.numpy(), name=new)
+        model.graph.initializers.add(value)
         if form in COMPUTED:
             form = _hold_as_attribute(model.graph, new, form, follow(owner, attribute))
         what = "probabilities" if form in ("probability", VOTES) else role.role if role else stem
         origins.append(Origin(new, path, attribute, form, what, role.places if role else None))
     return origins
-
-
-def _owner(watched: Sequence[ConversionRecord], node: str, initializer: str) -> Any:
-    """Return the estimator whose converter made a node, or an initializer; the innermost where several did."""
-    found = [one for one in watched if (node in one.nodes if node else initializer in one.initializers)]
-    return min(found, key=lambda one: len(one.nodes)).estimator if found else None
 
 
 def _found(
@@ -148,10 +150,6 @@ def _dotted(path: Path) -> str:
     return ".".join(str(part).strip("_") if isinstance(part, str) else str(part) for part in path)
 
 
-def _stem(attribute: Path, form: str) -> str:
-    return f"log_{_dotted(attribute)}" if form == "logarithm" else _dotted(attribute)
-
-
 def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:
     """Return the names of the steps that lead to an estimator, or its class where none has one."""
     names: list[str] = []
@@ -165,14 +163,6 @@ def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:
         elif isinstance(part, int) and has_attributes(value) and not isinstance(container[0], str):
             names.append(f"{_dotted(path[i - 1 : i])}.{part}")
     return ".".join(names) or type(owner).__name__.lower()
-
-
-def _rename(graph: ir.Graph, old: str, new: str) -> None:
-    value = graph.initializers.pop(old)
-    value.name = new
-    if value.const_value is not None:
-        value.const_value = ir.tensor(value.const_value.numpy(), name=new)
-    graph.initializers.add(value)
 
 
 def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarray) -> str:
@@ -310,7 +300,13 @@ def _complete(owner: Estimator, path: Path) -> None:
     if attribute == "scale_" and hasattr(owner, "var_"):
         owner.var_ = owner.scale_**2
     if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):
-        _repeat_for_libsvm(owner, attribute)
+        # LIBSVM's private copies have the opposite sign for two classes.
+        sign = -1.0 if is_classifier(owner) and len(owner.classes_) == 2 else 1.0
+        public, private = f"{attribute.strip('_')}_", f"_{attribute.strip('_')}_"
+        written, repeated = (private, public) if attribute == private else (public, private)
+        vars(owner)[repeated] = sign * vars(owner)[written]
+        if isinstance(owner, OneClassSVM):
+            owner.offset_ = -owner.intercept_
     if attribute == "y_thresholds_":
         owner._build_f(owner.X_thresholds_, owner.y_thresholds_)
     if attribute == "precision_" and isinstance(owner, EmpiricalCovariance):
@@ -318,19 +314,6 @@ def _complete(owner: Estimator, path: Path) -> None:
     if attribute == "_fit_X" and getattr(owner, "_tree", None) is not None:
         metric = {"metric": owner.effective_metric_, **owner.effective_metric_params_}
         owner._tree = type(owner._tree)(owner._fit_X, owner.leaf_size, **metric)
-
-
-def _repeat_for_libsvm(owner: Estimator, attribute: str) -> None:
-    """Update LIBSVM's private copies, which have the opposite sign for two classes."""
-    name = attribute.strip("_")
-    sign = -1.0 if is_classifier(owner) and len(owner.classes_) == 2 else 1.0
-    public, private = f"{name}_", f"_{name}_"
-    if attribute == private:
-        vars(owner)[public] = sign * vars(owner)[private]
-    else:
-        vars(owner)[private] = sign * vars(owner)[public]
-    if isinstance(owner, OneClassSVM):
-        owner.offset_ = -owner.intercept_
 
 
 WITH_TREES = (

@@ -130,13 +130,15 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
     ``margin`` is the column of the second class where two margins are each other's negatives.
     """
     if probabilities is None:
-        _fold_factor(model.graph)
-        _expose_exponential(model.graph)
+        _put_exponential_last(model.graph)
         return
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
-    if shown is None and probabilities and not _has_scores(output):
-        shown = copy_type(op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1), output)
+    if shown is None and probabilities:
+        # Without scores before the probabilities, take their logarithms. These saturate; scores do not.
+        found = activation_of(output)
+        if found is None or not (found.link == "softmax" or found.paired):
+            shown = copy_type(op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1), output)
     elif shown is None and margin is not None and (dims(output) or [0])[-1] == 2:
         shown = op.Gather(output, np.array([margin]), axis=1)
         shown.type = output.type
@@ -146,39 +148,22 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
         keep_outputs(model, model.graph.outputs)
 
 
-def _has_scores(output: ir.Value) -> bool:
-    """Return True if the graph computes the scores behind probabilities, whose logarithms saturate; scores do not."""
-    found = activation_of(output)
-    return found is not None and (found.link == "softmax" or found.paired)
-
-
-def _fold_factor(graph: ir.Graph) -> None:
-    """Move a factor of an exponential into the exponent: losses with a log link need the exponential last."""
+def _put_exponential_last(graph: ir.Graph) -> None:
+    """Move a factor and a Reshape before the exponential of a regressor: losses with a log link need it last."""
     product = graph.outputs[0].producer()
-    if product is None or product.op_type != "Mul" or product.domain or None in product.inputs:
-        return
-    exponential, factor = product.inputs
-    assert exponential is not None
-    assert factor is not None
-    tensor = ir.convenience.get_const_tensor(factor)
-    if tensor is None or tensor.size != 1 or not (tensor.numpy() > 0).all():
-        return
-    exponent = input_of(exponential, "Exp")
-    if exponent is None:
-        return
-    op = GraphBuilder(graph, prefix="factor", constant_nodes=True)
-    replace_node(op, product, [op.Exp(op.Add(exponent, math.log(tensor.numpy().item())))])
-
-
-def _expose_exponential(graph: ir.Graph) -> None:
-    """Move a Reshape before the exponential of a regressor: losses with a log link need the exponential last."""
+    if product is not None and product.op_type == "Mul" and not product.domain:
+        exponential, factor = product.inputs
+        exponent = None if exponential is None else input_of(exponential, "Exp")
+        tensor = None if factor is None else ir.convenience.get_const_tensor(factor)
+        if exponent is not None and tensor is not None and tensor.size == 1 and (tensor.numpy() > 0).all():
+            op = GraphBuilder(graph, prefix="factor", constant_nodes=True)
+            replace_node(op, product, [op.Exp(op.Add(exponent, math.log(tensor.numpy().item())))])
     reshape = graph.outputs[0].producer()
     before = None if reshape is None or reshape.op_type != "Reshape" else reshape.inputs[0]
     scores = None if before is None else input_of(before, "Exp")
-    if reshape is None or scores is None:
-        return
-    op = GraphBuilder(graph, prefix="link", constant_nodes=True)
-    replace_node(op, reshape, [op.Exp(op.Reshape(scores, reshape.inputs[1]))])
+    if reshape is not None and scores is not None:
+        op = GraphBuilder(graph, prefix="link", constant_nodes=True)
+        replace_node(op, reshape, [op.Exp(op.Reshape(scores, reshape.inputs[1]))])
 
 
 def ends_in(value: ir.Value, op_type: str) -> bool:
@@ -281,8 +266,16 @@ def end_in_scores_of_labels(
 def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: bool) -> ir.Value:
     """Return a score for each class of a label; their softmax gives the probabilities."""
     value, start, width = place
+    if not probable and size == 2:
+        margin = _margin(op, place)
+        return op.Concat(op.Neg(margin), margin, axis=1)
+    if not probable and machine:
+        raise ModelError(
+            "The scores of support vector machines of several classes count votes, of which only the tie-break has "
+            "a gradient. Fit them with probability=True, whose probabilities can be trained."
+        )
     if not probable:
-        return _margins(op, place, size, machine)
+        return value
     whole = source_of_columns(value)
     if ends_in(whole, "Softmax") and _known_width(op, whole) == size:
         return _input(whole)
@@ -290,18 +283,6 @@ def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: 
         return op.Concat(op.Mul(_input(p), 0.0), _input(p), axis=1)
     own = value if _known_width(op, value) == size else op.Slice(value, [start], [start + size], [1])
     return op.Log(op.Add(op.Relu(own), EPSILON))
-
-
-def _margins(op: GraphBuilder, place: Place, size: int, machine: bool) -> ir.Value:
-    if size == 2:
-        margin = _margin(op, place)
-        return op.Concat(op.Neg(margin), margin, axis=1)
-    if machine:
-        raise ModelError(
-            "The scores of support vector machines of several classes count votes, of which only the tie-break has "
-            "a gradient. Fit them with probability=True, whose probabilities can be trained."
-        )
-    return place[0]
 
 
 def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
@@ -353,8 +334,10 @@ def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] |
     if node is None or node.domain:
         return None
     settings = [None if x is None else constant(x) for x in node.inputs[1:]]
-    if node.op_type == "Slice" and len(settings) == 3 and _is(settings[2], 1) and settings[0] is not None:
-        return _input(value), int(settings[0].item()) + i
+    if node.op_type == "Slice" and len(settings) == 3:
+        start, axes = settings[0], settings[2]
+        if start is not None and axes is not None and axes.ravel().tolist() == [1]:
+            return _input(value), int(start.item()) + i
     by_columns = attribute(node, "axis", 0) in (1, -1)
     if node.op_type == "Gather" and by_columns and settings[0] is not None:
         return _input(value), int(settings[0].ravel()[i])
@@ -366,10 +349,6 @@ def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] |
             return None if part is None or width is None else (part, i)
         i -= width
     return None
-
-
-def _is(setting: np.ndarray | None, number: int) -> bool:
-    return setting is not None and setting.ravel().tolist() == [number]
 
 
 def _known_width(op: GraphBuilder, value: ir.Value | None) -> int | None:
@@ -410,44 +389,43 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
     The index of the class, where probabilities need not agree with the votes and no threshold decides, and the scores
     of pairs of classes, where the decision function counts votes: these have no gradient.
     """
+    last, decides, probable = record.last, record.threshold is None, record.has_probabilities
+    marks = next((one.marked for one in conversions if one.estimator is last), {})
+
+    def marked(what: str) -> ir.Value:
+        """Return the value that the converter of the last step marked."""
+        return graph.node(marks[what]).outputs[0]
+
     if record.is_libsvm:
-        _keep_votes_of_machine(graph, record, conversions)
+        node = _node_of(graph, last, conversions)
+        op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
+        if decides and (probable or (len(last.classes_) > 2 and not last.break_ties)):
+            add_output(graph, CHOICE, op.Identity(number_classes(node, len(last.classes_))))
+        if not probable and len(last.classes_) > 2:
+            add_output(graph, PAIRS, op.Neg(node.outputs[1]))
     elif record.is_one_vs_one:
-        _keep_confidences(graph, record, conversions)
-    elif record.is_linear_by_descent and record.has_probabilities and record.threshold is None:
-        _keep_largest_margin(graph, record, conversions)
-    elif isinstance(record.last, NearestCentroid) and record.threshold is None:
-        _keep_nearest(graph, record, conversions)
-
-
-def _keep_nearest(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Take the nearest centroid as scikit-learn does where no class is likelier before: in the units of the data."""
-    prior = np.asarray(record.last.class_prior_)
-    if np.isclose(prior, 1 / len(prior)).all():
-        made = next(one for one in conversions if one.estimator is record.last)
-        apart = graph.node(made.marked[APART]).outputs[0]
-        op = GraphBuilder(graph, prefix="nearest", constant_nodes=True)
-        away = op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False)
-        add_output(graph, CHOICE, op.ArgMin(away, axis=1, keepdims=False))
-
-
-def _keep_votes_of_machine(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    machine, probable, decides = record.last, record.has_probabilities, record.threshold is None
-    node = _node_of(graph, machine, conversions)
-    op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
-    if decides and (probable or (len(machine.classes_) > 2 and not machine.break_ties)):
-        add_output(graph, CHOICE, op.Identity(number_classes(node, len(machine.classes_))))
-    if not probable and len(machine.classes_) > 2:
-        add_output(graph, PAIRS, op.Neg(node.outputs[1]))
-
-
-def _keep_largest_margin(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Saturated probabilities tie; take the argmax of the margins instead."""
-    made = next(one for one in conversions if one.estimator is record.last)
-    if MARGINS in made.marked:
-        margin = graph.node(made.marked[MARGINS]).outputs[0]
+        # The confidences have a gradient, votes have none.
+        op = GraphBuilder(graph, prefix="confidences", constant_nodes=True)
+        confidences, inner = marked(CONFIDENCES), last.estimators_[0]
+        if not hasattr(inner, "decision_function") and is_classifier(inner):
+            logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
+            confidences = op.Sub(*logarithms)
+            if decides and len(last.classes_) == 2:  # the decision function is positive for both
+                second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
+                add_output(graph, CHOICE, op.Cast(second, to=int(ir.DataType.INT64)))
+        add_output(graph, PAIRS, op.Identity(confidences))
+    elif record.is_linear_by_descent and probable and decides and MARGINS in marks:
+        # Saturated probabilities tie where margins do not.
         op = GraphBuilder(graph, prefix="margins", constant_nodes=True)
-        add_output(graph, CHOICE, op.ArgMax(margin, axis=1, keepdims=False))
+        add_output(graph, CHOICE, op.ArgMax(marked(MARGINS), axis=1, keepdims=False))
+    elif isinstance(last, NearestCentroid) and decides:
+        # If no class is likelier before, scikit-learn takes the nearest centroid in the units of the data.
+        prior = np.asarray(last.class_prior_)
+        if np.isclose(prior, 1 / len(prior)).all():
+            op = GraphBuilder(graph, prefix="nearest", constant_nodes=True)
+            apart = marked(APART)
+            away = op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False)
+            add_output(graph, CHOICE, op.ArgMin(away, axis=1, keepdims=False))
 
 
 def _node_of(graph: ir.Graph, machine: Estimator, conversions: Sequence[ConversionRecord]) -> ir.Node:
@@ -466,22 +444,6 @@ def number_classes(node: ir.Node, classes: int) -> ir.Value:
     node.attributes["classlabels_ints"] = ir.AttrInt64s("classlabels_ints", range(classes))
     node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
     return node.outputs[0]
-
-
-def _keep_confidences(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Add the confidences of pairs of classes as an output: they have a gradient, votes have none."""
-    estimator = record.last
-    made = next(one for one in conversions if one.estimator is estimator)
-    confidences = graph.node(made.marked[CONFIDENCES]).outputs[0]
-    op = GraphBuilder(graph, prefix="confidences", constant_nodes=True)
-    inner = estimator.estimators_[0]
-    if not hasattr(inner, "decision_function") and is_classifier(inner):
-        logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
-        confidences = op.Sub(*logarithms)
-        if record.threshold is None and len(estimator.classes_) == 2:  # the decision function is positive for both
-            second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
-            add_output(graph, CHOICE, op.Cast(second, to=int(ir.DataType.INT64)))
-    add_output(graph, PAIRS, op.Identity(confidences))
 
 
 TIE = 1e-6
