@@ -109,7 +109,7 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
         else:
             raise NotCompiledError(f"the output {value.name!r} has the type {value.dtype}")
         outputs[value.name or ""] = view
-    plan.keep(outputs.values())
+    plan.keep(outputs.values())  # only now: later stages decide which results of earlier ones are read
 
     # Memory; constants of a single number are written into the instructions.
     constants = {buffer: array for buffer, array in plan.constants.items() if buffer.number is None}

@@ -31,9 +31,9 @@ LN_2 = float(np.float32(math.log(2)))
 LN_2_REST = math.log(2) - LN_2
 SHIFT = 1.5 * 2**23
 """Adding this rounds a number to an integer, which is then in the last bits of the sum."""
-SHIFT_BITS = 0x4B400000
+SHIFT_BITS = 0x4B400000  # those of SHIFT
 LEAST_NORMAL = 2.0**-126
-THREE_FOURTHS_BITS, FOUR_BITS = 0x3F400000, 0x40800000
+THREE_FOURTHS_BITS, FOUR_BITS = 0x3F400000, 0x40800000  # of 0.75 and 4.0
 NEGLIGIBLE_SQUARE = 1e-30
 """For a number below this, expm1 and log1p return the number itself."""
 
@@ -53,7 +53,7 @@ SINE = (-0.16666667, 0.008333379, -0.0001985307, 2.83269e-06)
 """(sin(r) / r - 1) / r² in r² for r to pi/4."""
 COSINE = (-0.5, 0.041666646, -0.0013887311, 2.4432564e-05)
 """(cos(r) - 1) / r² in r² for r to pi/4."""
-HALF_PI, HALF_PI_REST = math.pi / 2, 6.123233995736766e-17
+HALF_PI, HALF_PI_REST = math.pi / 2, 6.123233995736766e-17  # the rest is what float64 cannot hold of pi / 2
 DOUBLE_SHIFT = 1.5 * 2**52
 QUARTERS = (
     (2.0**45, 2.0**-45, 7195080.5, 0.010333986254408956, -1.9119835564607365e-11),
@@ -108,7 +108,7 @@ class _Exponential:
 
 
 def _power_of_two(exponent: Words) -> Floats:
-    return ((exponent + 127) << 23).numbers()
+    return ((exponent + 127) << 23).numbers()  # a float32 holds its exponent, plus 127, above 23 bits of mantissa
 
 
 def _exponential(x: Floats) -> _Exponential:
@@ -140,6 +140,7 @@ def expm1(x: Floats) -> Floats:
 @ElementFunction
 def log(x: Floats) -> Floats:
     """The natural logarithm; subnormal numbers are scaled first."""
+    # The bits of a subnormal number do not hold its exponent: scale it by 2**23, and take 23 from the logarithm.
     normal = x.where("olt", LEAST_NORMAL, x * 2.0**23, x)
     exponent = _exponent(normal)
     f = (normal.bits() - exponent).numbers() - 1.0

@@ -228,6 +228,7 @@ def places_of(stages: Sequence[Stage], external: Collection[Buffer]) -> tuple[di
     last = {view.buffer: i for i, stage in enumerate(stages) for view in stage.read()}
     places, ends, known = dict[Buffer, int](), dict[Buffer, int](), set(external)
     total = 0
+    # Reusing memory keeps a small network's intermediate results in the cache.
     for i, stage in enumerate(stages):
         written = [view.buffer for view in stage.written()]
         written += [stage.scratch] if isinstance(stage, ProductStage) else []

@@ -35,6 +35,7 @@ MINIMUM = Joining(lambda text, a, b, width: text.call("minimum", [a, b], width),
 
 def joined(text: Text, value: str, width: int, rule: Joining) -> str:
     """Join all elements of a vector, half with half."""
+    # A rest of another width is filled up with neutral numbers, so that it has halves down to a single lane.
     lanes = 1 << (width - 1).bit_length()
     value = shuffled(text, (value, literal(rule.neutral, width)), width, range(lanes)) if lanes != width else value
     while lanes > 1:

@@ -25,7 +25,7 @@ from onnxtrain_sklearn import (
     TabMRegressor,
 )
 from onnxtrain_sklearn._estimators import html
-from onnxtrain_sklearn._utils.svg import curves_svg
+from onnxtrain_sklearn._estimators.html import curves_svg
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.displays import plot_graph
 from onnxtrain_sklearn.exceptions import ModelError
