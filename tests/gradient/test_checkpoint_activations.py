@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
+import onnx.parser
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -66,6 +69,49 @@ def test_results_are_the_same_to_the_bit(settings, graphs):
     assert plain.loss_curve_ == again.loss_curve_
     for name, array in plain.weights_.items():
         assert_array_equal(again.weights_[name], array)
+
+
+def deep_network(skips, layers=24):
+    """Return layers of tanh; those named by ``skips`` are added to the last one, whose gradient they get at once."""
+    body = "".join(f"P{i} = MatMul(H{i}, W{i}) H{i + 1} = Tanh(P{i}) " for i in range(layers))
+    body += "".join(f"S{n + 1} = Add({f'S{n}' if n else f'H{layers}'}, H{i}) " for n, i in enumerate(skips))
+    last = f"S{len(skips)}" if skips else f"H{layers}"
+    net = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 8] H0) => (float[N, 1] Y)
+        {{ {body} Y = MatMul({last}, V) }}""")
+    draw = np.random.default_rng(1)
+    arrays = {f"W{i}": draw.normal(size=(8, 8)) / 3 for i in range(layers)} | {"V": draw.normal(size=(8, 1))}
+    tensors = (onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in arrays.items())
+    net.graph.initializer.extend(tensors)
+    return net
+
+
+@pytest.mark.parametrize("skips", [(2, 7, 12, 17), ()], ids=str)
+def test_copies_wait_for_the_gradients_of_the_layers_above(graphs, skips):
+    """However a runtime orders the nodes, no segment is computed again before the one above it was used."""
+    regressor(deep_network(skips), max_iter=1, runtime=Runtime(checkpoint_activations=True)).fit(
+        np.tile(X, 2)[:, :8], y
+    )
+    again = copies(graphs[-1])
+    producers = {name: node for node in graphs[-1].graph.node for name in node.output}
+
+    def above(node):
+        """Return the nodes that must run before a node, and itself."""
+        found, left = {node.name: node}, [node]
+        while left:
+            for name in left.pop().input:
+                if name in producers and producers[name].name not in found:
+                    found[producers[name].name] = producers[name]
+                    left.append(producers[name])
+        return set(found)
+
+    signals = {node.input[0]: producers[node.input[0]] for node in again if node.op_type == "Where"}
+    waiting = {name: {node.name for node in again if node.op_type == "Tanh" and signal.name in above(node)}
+               for name, signal in signals.items()}  # fmt: skip
+    needed = {name: above(signal) for name, signal in signals.items()}
+    assert len(signals) >= 3
+    order = sorted(signals, key=lambda name: len(needed[name]))
+    for upper, lower in pairwise(order):
+        assert waiting[upper] & needed[lower]
 
 
 def test_checkpointing_may_change_between_calls(graphs):
