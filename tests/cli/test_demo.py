@@ -8,8 +8,7 @@ import sys
 import onnx
 import pytest
 
-from onnxtrain_sklearn._cli import demo as command
-from tests.helpers.command import main
+from tests.helpers.command import main, shift_file_predictions, shorten_demo
 
 # Earlier versions of matplotlib call pyparsing by names of before.
 pytestmark = pytest.mark.filterwarnings("ignore:.* deprecated.* use :DeprecationWarning")
@@ -18,9 +17,8 @@ DATA = ["breast_cancer", "diabetes"]
 EPOCHS = 5
 PROGRAM = f"""
 import sys
-from tests.helpers.command import main
-from onnxtrain_sklearn._cli import demo
-demo.DEMO_SETTINGS["max_iter"] = {EPOCHS}
+from tests.helpers.command import main, shorten_demo
+shorten_demo({EPOCHS})
 sys.exit(main(["demo", *sys.argv[1:]]))"""
 
 
@@ -63,10 +61,17 @@ def test_demo_prints_the_table_and_the_comparison(demo):
     assert result.stdout.count("predictions are equal to predict's") == len(DATA)
 
 
+@pytest.fixture
+def short_demo():
+    before = shorten_demo(EPOCHS)
+    yield
+    shorten_demo(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_demo")
 def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    monkeypatch.setitem(command.DEMO_SETTINGS, "max_iter", EPOCHS)
     assert main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 0
     said = capsys.readouterr().out
     assert "needs matplotlib" in said
@@ -75,10 +80,9 @@ def test_demo_goes_on_without_matplotlib(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_demo")
 def test_demo_fails_if_file_predictions_differ(tmp_path, monkeypatch, capsys):
-    run = command._run
-    monkeypatch.setitem(command.DEMO_SETTINGS, "max_iter", EPOCHS)
-    monkeypatch.setattr(command, "_run", lambda path, X: run(path, X) + 1)
+    shift_file_predictions(monkeypatch)
     assert main(["demo", "--output", str(tmp_path), "--data", "diabetes"]) == 1
     assert "DIFFERENT FROM" in capsys.readouterr().out
 

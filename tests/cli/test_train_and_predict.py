@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import OrtGradientClassifier
 from tests.cli.tables import FAST, program_json, read_back, write_iris, write_patients
-from tests.helpers.command import main
+from tests.helpers.command import interrupt_epoch, main, refuse_whole_pipelines, shift_file_predictions
 
 
 @pytest.fixture(scope="module")
@@ -319,13 +319,7 @@ def handled_interrupts():
 @pytest.mark.usefixtures("handled_interrupts")
 @pytest.mark.parametrize("model", ["mlp", "realmlp"])
 def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monkeypatch, model):
-    from onnxtrain_sklearn._cli import console as progress
-
-    def interrupt(shown, epoch):
-        if epoch.number == 3:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(progress.EpochProgress, "__call__", interrupt)
+    interrupt_epoch(monkeypatch, 3)
     options = ["--target", "species", "--model", model, "--output", tmp_path / "m.onnx", "--set", "max_iter=30"]
     status, told = program_json(capsys, "train", folder / "iris.csv", *options)
     assert status == 0
@@ -334,23 +328,14 @@ def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monke
 
 
 def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeypatch):
-    from onnxtrain_sklearn._cli import train
-    from tests.helpers.command import main
-
-    monkeypatch.setattr(train, "prediction_difference", lambda *arguments: 0.5)
+    shift_file_predictions(monkeypatch)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--set", "max_iter=1", "-q"]
     assert main(["train", str(folder / "iris.csv"), *options]) == 1
     assert "DIFFER" in capsys.readouterr().out
 
 
 def test_a_pipeline_that_is_not_converted_leaves_the_network(folder, tmp_path, capsys, monkeypatch):
-    from onnxtrain_sklearn._cli import train
-    from tests.helpers.command import main
-
-    def refuse(*arguments):
-        raise RuntimeError("no converter")
-
-    monkeypatch.setattr(train, "whole_graph", refuse)
+    refuse_whole_pipelines(monkeypatch, RuntimeError("no converter"))
     options = ["--target", "species", "--model", "mlp", "--output", str(tmp_path / "m.onnx"), "--set", "max_iter=1"]
     assert main(["train", str(folder / "iris.csv"), *options]) == 0
     printed = capsys.readouterr()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import pickle
 import pickletools
@@ -16,8 +15,17 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from onnxtrain_sklearn import MLP, SGD, Inputs, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import pickling
+from onnxtrain_sklearn import (
+    MLP,
+    SGD,
+    Inputs,
+    Linear,
+    LoRA,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    OrtGradientRegressor,
+)
+from tests.helpers.several_outputs import data, graph
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -37,6 +45,14 @@ def ml_file():
     return to_onnx(LogisticRegression().fit(X, Y), X[:1], target_opset={"": 18, "ai.onnx.ml": 3})
 
 
+def several_outputs():
+    """Return an estimator of a class, and of labels at positions."""
+    rows, y = data(40)
+    losses = dict.fromkeys(("class", "words"), "log_loss")
+    model = OrtGradientMultiOutput(graph(list(losses)), loss=losses, ignore_label=-100, max_iter=2)
+    return model.fit(rows, {name: y[name] for name in losses})
+
+
 MADE = {
     "classifier": lambda: OrtGradientClassifier(MLP((3,)), optimizer=SGD(momentum=0.9), max_iter=2).fit(X, WORDS),
     "regressor": lambda: OrtGradientRegressor(Linear(), max_iter=2).fit(X, X[:, 0]),
@@ -45,6 +61,8 @@ MADE = {
     "table": lambda: OrtGradientClassifier(stored_table(), max_iter=2).fit(FRAME, Y),
     "ml_file": lambda: OrtGradientClassifier(ml_file(), max_iter=2).fit(X, Y),
     "several labels": lambda: OrtGradientClassifier(max_iter=2).fit(X, WORDS[np.c_[:40, 39:-1:-1].clip(0)]),
+    "several outputs": several_outputs,
+    "adapters": lambda: OrtGradientRegressor(Linear().build(4, 1, 0), adapters=LoRA(1), max_iter=2).fit(X, X[:, 0]),
     "data": lambda: Inputs({"a": X}),
 }
 
@@ -56,9 +74,3 @@ def test_pickles_name_no_private_path_of_the_package(name):
     named = {arg for opcode, arg, _ in pickletools.genops(file.getvalue()) if opcode.name == "GLOBAL"}
     assert any(path.startswith("onnxtrain_sklearn ") for path in named)
     assert not [path for path in named if path.startswith("onnxtrain_sklearn._")]
-
-
-@pytest.mark.parametrize("name", pickling.CLASSES)
-def test_every_stored_class_is_where_the_table_says(name):
-    module = f"onnxtrain_sklearn.{pickling.CLASSES[name]}"
-    assert getattr(importlib.import_module(module), name).__module__ == module

@@ -26,9 +26,8 @@ from onnxtrain_sklearn import (
     RowBlocks,
     callbacks,
 )
-from onnxtrain_sklearn._estimators import streams
 from tests.helpers.environment import OWN_MEMORY, each_engine
-from tests.helpers.observed import trained_on_device
+from tests.helpers.observed import prepare_on_sample, trained_on_device
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -216,8 +215,7 @@ def test_partial_fit_makes_one_pass_over_a_stream(tmp_path):
 @pytest.fixture
 def small_sample(monkeypatch):
     """Prepare training on about 40 rows of few blocks, as it is on 32,768 of a large table."""
-    monkeypatch.setattr(streams, "SAMPLE_ROWS", 40)
-    monkeypatch.setattr(streams, "SAMPLE_BLOCKS", 4)
+    prepare_on_sample(monkeypatch, rows=40, blocks=4)
 
 
 ROWS_WITHOUT_WEIGHT = {

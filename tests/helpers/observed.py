@@ -11,6 +11,7 @@ import pytest
 
 from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._data.columns import InputData
+from onnxtrain_sklearn._estimators import streams
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training import passes
@@ -126,3 +127,9 @@ def predict_in_chunks(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
     names = {"rows": "CHUNK_ROWS", "numbers": "CHUNK_NUMBERS", "inner": "INNER_NUMBERS"}
     for name, limit in limits.items():
         monkeypatch.setattr(predictor, names[name], limit)
+
+
+def prepare_on_sample(monkeypatch: pytest.MonkeyPatch, *, rows: int, blocks: int) -> None:
+    """Prepare the training on a table by about so many of its rows, from so many of its blocks."""
+    monkeypatch.setattr(streams, "SAMPLE_ROWS", rows)
+    monkeypatch.setattr(streams, "SAMPLE_BLOCKS", blocks)
