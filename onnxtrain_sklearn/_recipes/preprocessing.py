@@ -271,12 +271,12 @@ class Categories:
 def _categories(place: int, table: RawTable, whole: RawTable) -> Categories:
     name, column, every = table.names[place], table.columns[place], whole.columns[place]
     if column.dtype != object:
-        return _numeric_categories(place, name, LabelCounts().update(column))
+        return _numeric_categories(place, name, LabelCounts().update(column).labels)
     kinds = set(map(type, every.tolist())) - {type(None)}
     if all(issubclass(kind, str) for kind in kinds):
-        return _text_categories(place, LabelCounts().update(column))
+        return _text_categories(place, LabelCounts().update(column).labels.tolist())
     _require_text(name, kinds)
-    return _numeric_categories(place, name, LabelCounts().update(_as_numbers(name, column)))
+    return _numeric_categories(place, name, LabelCounts().update(_as_numbers(name, column)).labels)
 
 
 def _require_text(name: str, kinds: Collection[type]) -> None:
@@ -286,13 +286,12 @@ def _require_text(name: str, kinds: Collection[type]) -> None:
         raise ValueError(f"Column {name!r} of X mixes categories of type {names}; write all of them as text.")
 
 
-def _text_categories(place: int, counts: LabelCounts) -> Categories:
+def _text_categories(place: int, texts: Sequence[str]) -> Categories:
     # The empty string is no category: in files and in the graph it stands for missing text.
-    return Categories(place, tuple(text for text in counts.labels.tolist() if text), is_text=True)
+    return Categories(place, tuple(text for text in texts if text), is_text=True)
 
 
-def _numeric_categories(place: int, name: str, counts: LabelCounts) -> Categories:
-    exact = counts.labels
+def _numeric_categories(place: int, name: str, exact: np.ndarray) -> Categories:
     known = np.unique(exact.astype(np.float32))
     if len(known) < len(exact):
         raise ValueError(
@@ -331,8 +330,8 @@ class ColumnStatistics:
     n_missing : int
     quantiles, moments, extremes : accumulators
         Of numbers in float32.
-    labels : LabelCounts
-        Of categories.
+    known : set of str, or of float
+        Categories. A set, as merging LabelCounts would sort all of them again for each block.
     """
 
     def __init__(self) -> None:
@@ -340,7 +339,7 @@ class ColumnStatistics:
         self.n_missing, self._takes_codes, self._takes_text = 0, False, False
         none = np.full((1, 1), np.nan)  # a column without a number
         self.quantiles, self.moments = Quantiles().update(none), Moments().update(none)
-        self.extremes, self.labels = Extremes().update(none), LabelCounts()
+        self.extremes, self.known = Extremes().update(none), set[Any]()
 
     def update(self, name: str, column: np.ndarray, *, categorical: bool) -> None:
         """Add the values of a block; ``name`` is that of the column."""
@@ -367,11 +366,12 @@ class ColumnStatistics:
             self.moments.update(numbers)
             self.extremes.update(numbers)
             return
-        self.labels.update(column)
+        self.known.update(column.tolist() if kind == "text" else np.unique(column[~missing]).tolist())
+        self.known.discard(None)
         self._require_few(name)
 
     def _require_few(self, name: str) -> None:
-        if len(self.labels.labels) > MOST_CATEGORIES:
+        if len(self.known) > MOST_CATEGORIES:
             raise ValueError(
                 f"Column {name!r} of X has more than {MOST_CATEGORIES:,} categories; if they identify the rows, leave "
                 f"it out: RowBlocks(..., columns=[...])."
@@ -398,7 +398,7 @@ class ColumnStatistics:
         self.quantiles.merge(other.quantiles)
         self.moments.merge(other.moments)
         self.extremes.merge(other.extremes)
-        self.labels.merge(other.labels)
+        self.known |= other.known
         self._require_few(name)
         return self
 
@@ -410,8 +410,8 @@ class ColumnStatistics:
     def categories(self, place: int, name: str, whole: ColumnStatistics) -> Categories:
         """Return the categories; ``whole``, of all rows, decides whether they are text."""
         if whole.kind == "text" or (whole.kind is None and whole._takes_text):
-            return _text_categories(place, self.labels)
-        return _numeric_categories(place, name, self.labels)
+            return _text_categories(place, sorted(self.known))
+        return _numeric_categories(place, name, np.array(sorted(self.known)))
 
 
 class BlockNumbers:

@@ -215,7 +215,7 @@ class BlockExamples:
             total = sum(self._counts.values())
             for name, one, own in zip(self._names, self._merged(sorted(self._statistics)), all_declared, strict=True):
                 if one.kind == "text":
-                    warn_of_texts(name, one.labels.labels.tolist(), total, has_codes=own)
+                    warn_of_texts(name, one.known, total, has_codes=own)
 
     def _tables(self, blocks: Sequence[int], *, reset: bool = False) -> Iterator[RawTable]:
         """Yield the rows of some blocks that count; ``reset`` takes names and number of the columns from the first."""
