@@ -50,7 +50,12 @@ def in_training_mode(model: ir.Model) -> ir.Model:
         result.producer_name = model.producer_name
     result.meta.update(model.meta)
 
-    graph, nodes = result.graph, [node for node in every_node(result.graph) if _evaluates(node)]
+    graph, nodes = result.graph, list[ir.Node]()
+    for node in every_node(graph):
+        if not node.domain and node.op_type in _FIRST_OPSETS and not _trains(node):
+            mode = operand(node, 2)  # one that the graph computes stays
+            if node.op_type == "BatchNormalization" or mode is None or constant(mode) is not None:
+                nodes.append(node)
     if not nodes and not any(_trains(node) for node in every_node(graph)):
         raise ModelError(
             f"training_mode=True: the graph has no BatchNormalization and no Dropout to switch over."
@@ -101,14 +106,6 @@ def folded_normalizations(model: ir.Model) -> list[str]:
             if len(operands) == 2 and all(name.startswith("onnx::Conv") for name in operands):
                 found.append(node.name or "")
     return found
-
-
-def _evaluates(node: ir.Node) -> bool:
-    """Return True if a node is a BatchNormalization or Dropout in inference mode that can be switched over."""
-    if node.domain or node.op_type not in _FIRST_OPSETS or _trains(node):
-        return False
-    mode = operand(node, 2)
-    return node.op_type == "BatchNormalization" or mode is None or constant(mode) is not None
 
 
 def _trains(node: ir.Node) -> bool:
@@ -203,10 +200,38 @@ def separate_running_statistics(graph: ir.Graph) -> None:
     nodes = [n for n in every_node(graph) if normalizes_by_batch(n)]
     program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
     for node in nodes:
+        # The next statistics must be computed where the training step can read them.
         assert program is not None
-        _require_running_statistics(graph, node)
+        statistics, updated = node.inputs[3:5], node.outputs[1:]
+        reason = ""
+        if node.graph is not graph:
+            reason = "it is in a subgraph"
+        elif graph.opset_imports[""] < 14:
+            reason = "before opset 14 its training mode is not supported"
+        elif any(x is None or x.name not in graph.initializers for x in statistics):
+            reason = "its running statistics are not initializers"
+        elif len(updated) != 2 or any(not v.name or v.uses() or v.is_graph_output() for v in updated):
+            reason = "it must have three outputs, of which nothing reads the last two"
+        if reason:
+            raise UnsupportedOperatorError(
+                f"Node {node.name!r} (BatchNormalization) is in training mode and cannot be trained: {reason}. Export "
+                f"the model in evaluation mode (in PyTorch: model.eval())."
+            )
+
+        # The first node keeps the initializer, and other readers get a copy. If the initializer is named after another
+        # operand of the PyTorch module, or an earlier node has kept it, this node gets the copy.
         for i in (3, 4):
-            _separate_statistic(graph, node, i, program.buffer_at(node, i), seen)
+            x, own = node.inputs[i], program.buffer_at(node, i)
+            assert x is not None
+            others = [use for use in x.uses() if not (use.idx in (3, 4) and normalizes_by_batch(use.node))]
+            if x not in seen and not (others and x.name != own):
+                seen.add(x)
+                moved = copy_initializer(graph, x, names_of(graph).free(f"{x.name}/constant")) if others else x
+                for use in others:
+                    use.node.replace_input_with(use.idx, moved)
+            else:
+                name = names_of(graph).free(own or f"{x.name}/{node.name}")
+                node.replace_input_with(i, copy_initializer(graph, x, name))
 
 
 def separate_stored_statistics(graph: ir.Graph) -> None:
@@ -218,53 +243,15 @@ def separate_stored_statistics(graph: ir.Graph) -> None:
     for node in every_node(graph):
         if node.op_type == "BatchNormalization" and not node.domain and not normalizes_by_batch(node):
             for i, x in enumerate(node.inputs[3:5], 3):
-                is_stored = x is not None and x.const_value is not None and x.name in graph.initializers
-                if x is not None and is_stored and not all(_is_statistic(u.node, u.idx) for u in x.uses()):
+                if x is None or x.const_value is None or x.name not in graph.initializers:
+                    continue
+                if any(use.idx not in (3, 4) or use.node.op_type != "BatchNormalization" for use in x.uses()):
                     merged.append((node, i, x))
     program = TorchProgram(graph) if merged else None
     for node, i, x in merged:
         own = None if program is None else program.buffer_at(node, i)
         name = names_of(graph).free(own or f"{x.name}/constant")
         node.replace_input_with(i, copy_initializer(graph, x, name))
-
-
-def _is_statistic(node: ir.Node, index: int) -> bool:
-    return index in (3, 4) and node.op_type == "BatchNormalization"
-
-
-def _separate_statistic(graph: ir.Graph, node: ir.Node, index: int, own: str | None, seen: set[ir.Value]) -> None:
-    """Make a node the only reader of its statistic; ``own`` is the name of the statistic in the PyTorch module."""
-    # The first node keeps the initializer, and other readers get a copy. If the initializer is named after another
-    # operand, or an earlier node has kept it, this node gets the copy.
-    x = node.inputs[index]
-    assert x is not None
-    others = [use for use in x.uses() if not (use.idx in (3, 4) and normalizes_by_batch(use.node))]
-    if x not in seen and not (others and x.name != own):
-        seen.add(x)
-        moved = copy_initializer(graph, x, names_of(graph).free(f"{x.name}/constant")) if others else x
-        for use in others:
-            use.node.replace_input_with(use.idx, moved)
-    else:
-        node.replace_input_with(index, copy_initializer(graph, x, names_of(graph).free(own or f"{x.name}/{node.name}")))
-
-
-def _require_running_statistics(graph: ir.Graph, node: ir.Node) -> None:
-    """Raise UnsupportedOperatorError if the running statistics of a node cannot be updated."""
-    statistics, updated = node.inputs[3:5], node.outputs[1:]
-    reason = ""
-    if node.graph is not graph:
-        reason = "it is in a subgraph"
-    elif graph.opset_imports[""] < 14:
-        reason = "before opset 14 its training mode is not supported"
-    elif any(x is None or x.name not in graph.initializers for x in statistics):
-        reason = "its running statistics are not initializers"
-    elif len(updated) != 2 or any(not v.name or v.uses() or v.is_graph_output() for v in updated):
-        reason = "it must have three outputs, of which nothing reads the last two"
-    if reason:
-        raise UnsupportedOperatorError(
-            f"Node {node.name!r} (BatchNormalization) is in training mode and cannot be trained: {reason}. Export the "
-            f"model in evaluation mode (in PyTorch: model.eval())."
-        )
 
 
 def follow_torch(model: ir.Model, prefix: str) -> None:
@@ -278,26 +265,23 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
     for node in nodes:
         # Divide the old average by n / (n - 1) and multiply the new one by it. Computing the new average after the node
         # from the old one would be simpler, but kernels may overwrite the old one.
-        old, new = node.inputs[4], node.outputs[2]
+        old, new, x = node.inputs[4], node.outputs[2], node.inputs[0]
         assert old is not None
         op.dtype = old.dtype or op.dtype
-        factor = _unbiased_factor(op, node)
+        # n / (n - 1) for n numbers per channel; 1 for a single number, whose variance is 0 anyway
+        sizes = dims(x)
+        factor: ir.Value | float
+        if sizes is not None and all(isinstance(d, int) for d in sizes):
+            count = math.prod(int(d or 1) for i, d in enumerate(sizes) if i != 1)
+            factor = count / max(count - 1, 1)
+        else:
+            total = op.Cast(op.Div(op.Size(x), op.Size(node.inputs[1])), to=op.dtype)  # a scale has one per channel
+            factor = op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))
         node.replace_input_with(4, op.Div(old, factor))
         name, new.name = new.name, op.name("population")
         copy_type(op.Mul(new, factor), new).name = name
     if nodes:
         model.graph.sort()
-
-
-def _unbiased_factor(op: GraphBuilder, node: ir.Node) -> ir.Value | float:
-    """Return n / (n - 1) for n numbers per channel; 1 for a single number, whose variance is 0 anyway."""
-    x, scale = node.inputs[:2]
-    sizes = dims(x)
-    if sizes is not None and all(isinstance(d, int) for d in sizes):
-        count = math.prod(int(d or 1) for i, d in enumerate(sizes) if i != 1)
-        return count / max(count - 1, 1)
-    total = op.Cast(op.Div(op.Size(x), op.Size(scale)), to=op.dtype)  # a scale has one number per channel
-    return op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))
 
 
 # Random nodes in the inference form: means replace the numbers that they draw.

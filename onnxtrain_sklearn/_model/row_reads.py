@@ -64,48 +64,42 @@ def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) ->
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="lookup", constant_nodes=True)
-    weights = [value for name, value in graph.initializers.items() if name in names and _is_looked_up(graph, value)]
-    chosen = [value for value in weights if math.prod(dims(value) or [0]) >= least]  # type: ignore[arg-type]
-    found = [_taken_rows(op, value, use.node) for value in chosen for use in list(value.uses())]
-    for value in chosen:
-        del graph.initializers[value.name or ""]
+    found = list[Lookup]()
+    for name, value in [(name, value) for name, value in graph.initializers.items() if name in names]:
+        # Only Gathers of rows may read it, in the main graph, with a known number of indices.
+        shape = dims(value)
+        if value.is_graph_output() or not value.uses() or not fixed(shape) or not shape or math.prod(shape) < least:
+            continue
+        if not all(
+            use.node.graph is graph
+            and use.idx == 0
+            and (use.node.op_type, use.node.domain) == ("Gather", "")
+            and not use.node.outputs[0].is_graph_output()
+            and attribute(use.node, "axis", 0) % len(shape) == 0
+            and fixed(dims(use.node.inputs[1]))
+            and fixed(dims(use.node.outputs[0]))
+            for use in value.uses()
+        ):
+            continue
+        for node in [use.node for use in value.uses()]:
+            # Replace the Gather by an input for the rows, and add an output for the indices.
+            index, read = node.inputs[1], dims(node.outputs[0])
+            assert index is not None
+            assert value.dtype is not None
+            assert fixed(read)
+            count = math.prod(dims(index) or ())  # type: ignore[arg-type]
+            places = op.Reshape(op.Cast(index, to=ir.DataType.INT64), [-1])
+            places.dtype, places.shape = ir.DataType.INT64, ir.Shape([count])
+            graph.outputs.append(places)
+            rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # the rows of a vector are numbers
+            ends = rows.name or "", places.name or ""
+            found.append(Lookup(name, tuple(shape), count, *ends, padding_row(node)))
+            replace_node(op, node, [op.Reshape(rows, read)])
+    for name in {one.weight for one in found}:
+        del graph.initializers[name]
     if found:
         graph.sort()
     return found
-
-
-def _is_looked_up(graph: ir.Graph, value: ir.Value) -> bool:
-    """Return True if only Gathers of rows read ``value``, in the main graph, with a known number of indices."""
-    sizes = dims(value)
-    if value.is_graph_output() or not value.uses() or not fixed(sizes) or not sizes:
-        return False
-    return all(
-        use.node.graph is graph
-        and use.idx == 0
-        and (use.node.op_type, use.node.domain) == ("Gather", "")
-        and not use.node.outputs[0].is_graph_output()
-        and attribute(use.node, "axis", 0) % len(sizes) == 0
-        and fixed(dims(use.node.inputs[1]))
-        and fixed(dims(use.node.outputs[0]))
-        for use in value.uses()
-    )
-
-
-def _taken_rows(op: GraphBuilder, value: ir.Value, node: ir.Node) -> Lookup:
-    """Replace a Gather by an input for the rows, and add an output for the indices."""
-    index, shape, read = node.inputs[1], dims(value), dims(node.outputs[0])
-    assert index is not None
-    assert value.dtype is not None
-    assert fixed(shape)
-    assert fixed(read)
-    count = math.prod(dims(index) or ())  # type: ignore[arg-type]
-    places = op.Reshape(op.Cast(index, to=ir.DataType.INT64), [-1])
-    places.dtype, places.shape = ir.DataType.INT64, ir.Shape([count])
-    op.graph.outputs.append(places)
-    rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # the rows of a vector are numbers
-    lookup = Lookup(value.name or "", tuple(shape), count, rows.name or "", places.name or "", padding_row(node))
-    replace_node(op, node, [op.Reshape(rows, read)])
-    return lookup
 
 
 def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
