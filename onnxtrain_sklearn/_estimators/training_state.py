@@ -32,10 +32,9 @@ from .._ort import packages
 from .._training.history import Curve, EpochLog
 from .._training.parameters import FlatParameters, state_slots
 from .._training.programs import COMPILED
-from .._training.rates import swept_losses
 from .._training.step_choice import auto_compiles
 from .._training.step_parts import OptimizerState, Rates
-from .._training.trainer import EpochPart, Trainer
+from .._training.trainer import EpochPart, Trainer, swept_losses
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing
 from ..adapters import without_low_rank

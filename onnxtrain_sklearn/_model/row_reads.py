@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from .._importers.torch_program import padding_row
 from .._ir.edits import replace_node, replace_value
-from .._ir.queries import attribute, constant, dims, fixed, operand
+from .._ir.queries import attribute, constant, dims, fixed, kind, operand
 from ..graph import GraphBuilder
 
 LARGE = 4096
@@ -159,11 +158,23 @@ def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstPr
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="product", constant_nodes=True)
-    named = {value: _factors_of_columns(value) for value in graph.inputs if value.name in names}
-    chosen = {value: rows for value, rows in named.items() if _is_multiplied_only(graph, rows.value)}
-    found = [
-        _taken(op, value, rows, node) for value, rows in chosen.items() for node in [u.node for u in rows.value.uses()]
-    ]
+    chosen, found = list[ir.Value](), list[FirstProduct]()
+    for value in [value for value in graph.inputs if value.name in names]:
+        # The rows are the input, or its product with one factor per column if nothing else reads the input.
+        rows, factors, uses, sizes = value, None, list(value.uses()), dims(value) or ()
+        node = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+        if node is not None and kind(node) == "Mul" and not uses[0].idx and node.inputs[1] is not None:
+            known = constant(node.inputs[1])
+            if known is not None and len(sizes) == 2 and known.shape == (1, sizes[1]):
+                rows, factors = node.outputs[0], known[0]
+
+        # All that reads them must multiply them by matrices on their right, each read once.
+        products = [use.node for use in rows.uses() if use.idx == 0 and use.node.graph is graph]
+        if rows.is_graph_output() or not products or len(products) < len(rows.uses()) or len(dims(rows) or ()) != 2:
+            continue
+        if all(map(_is_product, products)):
+            found += [_taken(op, value, factors, node) for node in products]
+            chosen.append(value)
     for value in chosen:
         graph.remove([use.node for use in value.uses()], safe=True)
     graph.inputs[:] = [value for value in graph.inputs if value not in chosen]
@@ -172,33 +183,8 @@ def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstPr
     return found
 
 
-class _Rows(NamedTuple):
-    """An input, or its product with one factor per column if nothing else reads the input."""
-
-    value: ir.Value
-    factors: np.ndarray | None
-
-
-def _factors_of_columns(value: ir.Value) -> _Rows:
-    uses, sizes = list(value.uses()), dims(value) or ()
-    node = uses[0].node if len(uses) == 1 else None
-    if node is None or value.is_graph_output() or node.op_type != "Mul" or node.domain or uses[0].idx:
-        return _Rows(value, None)
-    factors = None if node.inputs[1] is None else constant(node.inputs[1])
-    if factors is None or len(sizes) != 2 or factors.shape != (1, sizes[1]):
-        return _Rows(value, None)
-    return _Rows(node.outputs[0], factors[0])
-
-
-def _is_multiplied_only(graph: ir.Graph, value: ir.Value) -> bool:
-    """Return True if ``value`` is a matrix that nodes multiply by initializers on its right, and nothing else."""
-    uses = [(use.node, use.idx) for use in value.uses()]
-    if value.is_graph_output() or not uses or len(dims(value) or ()) != 2:
-        return False
-    return all(node.graph is graph and place == 0 and _is_product(node) for node, place in uses)
-
-
 def _is_product(node: ir.Node) -> bool:
+    """Return True if a node multiplies its first operand by a stored matrix that only it reads."""
     if node.op_type not in ("Gemm", "MatMul") or node.domain or attribute(node, "transA", 0):
         return False
     weight = node.inputs[1]
@@ -208,7 +194,7 @@ def _is_product(node: ir.Node) -> bool:
     return matrix is not None and matrix.ndim == 2
 
 
-def _taken(op: GraphBuilder, value: ir.Value, rows: _Rows, node: ir.Node) -> FirstProduct:
+def _taken(op: GraphBuilder, value: ir.Value, factors: np.ndarray | None, node: ir.Node) -> FirstProduct:
     """Replace a MatMul or Gemm by an input for the bare product; its scale and its third operand stay in the graph."""
     weight, (batch, _) = node.inputs[1], dims(value) or (None, None)
     matrix = None if weight is None else constant(weight)
@@ -226,4 +212,4 @@ def _taken(op: GraphBuilder, value: ir.Value, rows: _Rows, node: ir.Node) -> Fir
         result = op.Add(result, added if share == 1 else op.Mul(added, share))
     replace_node(op, node, [op.Identity(result) if result is product else result])
     del op.graph.initializers[weight.name or ""]
-    return FirstProduct(value.name or "", weight.name or "", n_outputs, transposed, product.name or "", rows.factors)
+    return FirstProduct(value.name or "", weight.name or "", n_outputs, transposed, product.name or "", factors)
