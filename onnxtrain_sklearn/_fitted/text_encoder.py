@@ -9,7 +9,7 @@ compute what the whole graph does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,52 +107,49 @@ def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
 def _split_off_encoder(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     """Return the trained part of ``whole``, with its parameters, and the encoder of its text.
 
-    The encoder reaches up to what reads a parameter, or numbers of the table. A parameter that it holds, as it feeds
-    what makes text, is none.
+    The encoder reaches up to nodes that read a parameter, or numbers of the table. A parameter that it holds, as it
+    feeds the nodes that make text, is no longer one.
     """
-    nodes = _before_numbers(whole.model.graph, whole.parameters)
-    border = {v.name for node in nodes for v in node.outputs if _is_read_outside(v, nodes)}
-    encoder, rest = whole.model.clone(), whole.model.clone()
-    keep_outputs(encoder, [v for v in _computed_values(encoder.graph) if v.name in border], inputs=True)
-    for value in [v for v in _computed_values(rest.graph) if v.name in border]:
-        read_as_input(rest.graph, value, _varying_rows(value))
-    keep_outputs(rest, rest.graph.outputs, inputs=True)
-    frozen, left = encoder.graph.initializers, rest.graph.initializers
-    parameters = tuple(name for name in whole.parameters if name in left and name not in frozen)
-    return replace(whole, model=rest, parameters=parameters), to_proto(encoder).SerializeToString()
+    graph, trained = whole.model.graph, whole.parameters
 
-
-def _before_numbers(graph: ir.Graph, trained: Collection[str]) -> set[ir.Node]:
-    """Return the nodes that read or compute text, those before them, and those that depend only on these."""
-    nodes = _on_text(graph)
+    # The nodes that read or compute text. Operators of other domains do not declare the types of their outputs.
+    texts = {v for v in graph.inputs if v.dtype is ir.DataType.STRING}
+    nodes = set[ir.Node]()
+    for node in graph:
+        if texts & set(reads(node)) or any(v.dtype is ir.DataType.STRING for v in node.outputs):
+            nodes.add(node)
+            texts |= {v for v in node.outputs if v.dtype in (ir.DataType.STRING, None)}
+    # The nodes before them.
     front = list(nodes)
     while front:
         makers = {maker for v in reads(front.pop()) if (maker := v.producer()) is not None} - nodes
         nodes |= makers
         front += makers
+    # The nodes behind them that read nothing else than constants.
     for node in graph:
-        if node not in nodes and _depends_on(node, nodes, trained):
+        values = list(reads(node))
+        encoded = [v.producer() in nodes and not _is_constant(v) for v in values]
+        fixed = [_is_constant(v) and v.name not in trained for v in values]
+        if any(encoded) and all(a or b for a, b in zip(encoded, fixed, strict=True)):
             nodes.add(node)
-    return nodes
 
-
-def _on_text(graph: ir.Graph) -> set[ir.Node]:
-    texts = {v for v in graph.inputs if v.dtype is ir.DataType.STRING}
-    nodes = set()
-    for node in graph:
-        made = [v for v in node.outputs if v.dtype is ir.DataType.STRING]
-        if made or texts & set(reads(node)):
-            nodes.add(node)
-            texts |= {v for v in node.outputs if v.dtype in (ir.DataType.STRING, None)}  # other domains have no types
-    return nodes
-
-
-def _depends_on(node: ir.Node, nodes: Collection[ir.Node], trained: Collection[str]) -> bool:
-    """Return True if a node reads outputs of ``nodes`` and otherwise only constants."""
-    values = list(reads(node))
-    encoded = [v.producer() in nodes and not _is_constant(v) for v in values]
-    fixed = [_is_constant(v) and v.name not in trained for v in values]
-    return any(encoded) and all(a or b for a, b in zip(encoded, fixed, strict=True))
+    # Cut where other nodes read their results; constants belong to both sides.
+    border = {
+        v.name
+        for node in nodes
+        for v in node.outputs
+        if not _is_constant(v) and any(user not in nodes for user, _ in v.uses())
+    }
+    encoder, rest = whole.model.clone(), whole.model.clone()
+    keep_outputs(encoder, [v for v in _computed_values(encoder.graph) if v.name in border], inputs=True)
+    for value in [v for v in _computed_values(rest.graph) if v.name in border]:
+        sizes = [None, None] if value.shape is None else list(value.shape)  # encoders make matrices
+        shape = ir.Shape([ir.SymbolicDim("N"), *(d if isinstance(d, int) else None for d in sizes[1:])])
+        read_as_input(rest.graph, value, shape)
+    keep_outputs(rest, rest.graph.outputs, inputs=True)
+    frozen, left = encoder.graph.initializers, rest.graph.initializers
+    parameters = tuple(name for name in trained if name in left and name not in frozen)
+    return replace(whole, model=rest, parameters=parameters), to_proto(encoder).SerializeToString()
 
 
 def _is_constant(value: ir.Value) -> bool:
@@ -160,15 +157,5 @@ def _is_constant(value: ir.Value) -> bool:
     return value.is_initializer() if node is None else node.op_type == "Constant"
 
 
-def _is_read_outside(value: ir.Value, nodes: Collection[ir.Node]) -> bool:
-    """Return True if nodes other than ``nodes`` read a value; constants belong to both sides."""
-    return not _is_constant(value) and any(user not in nodes for user, _ in value.uses())
-
-
 def _computed_values(graph: ir.Graph) -> list[ir.Value]:
     return [v for node in graph for v in node.outputs]
-
-
-def _varying_rows(value: ir.Value) -> ir.Shape:
-    sizes = [None, None] if value.shape is None else list(value.shape)  # encoders make matrices
-    return ir.Shape([ir.SymbolicDim("N"), *(d if isinstance(d, int) else None for d in sizes[1:])])

@@ -74,7 +74,7 @@ def fitted_file(
         An input is neither a number nor a column of text, or the graph has no parameter that can be trained.
     """
     if is_text_network(given, output):
-        return _plain_file_of_text(given, output)
+        return _text_network(given, output)
     model = given.clone()
     table = table_of_file(model)
     prepare_text(model.graph)
@@ -108,12 +108,20 @@ def fitted_file(
     if label is not None:
         probable = "proba" in known.values if probed is None else _are_of_kind(labels, *probed)
         known = replace(known, of_probabilities=probable)
-        margin = None if probed is None or labels is not None or probable else _margin_of_two(*probed)
+        if probed is not None and labels is None and not probable:
+            # Of two margins that are each other's negatives, one is the score of the second class: the softmax of both
+            # would be the sigmoid of twice the margin.
+            predicted, found = probed
+            of_two = isinstance(found, np.ndarray) and found.ndim == 2 and found.shape[1] == 2
+            if of_two and len(np.unique(predicted)) == 2:
+                opposite = np.allclose(found[:, 0], -found[:, 1], rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE)
+                is_second = predicted.ravel() == predicted.max()
+                margin = 1 if opposite and ((found[:, 1] > 0) == is_second).all() else None
     return _trainable_file(model, label, final, known, margin)
 
 
-def _plain_file_of_text(given: ir.Model, output: str | None) -> tuple[TrainableModel, FittedFile]:
-    """Return the network of a graph behind what it makes of text, and the table that it takes."""
+def _text_network(given: ir.Model, output: str | None) -> tuple[TrainableModel, FittedFile]:
+    """Return the network of a graph behind its encoder of text, and the table that it takes."""
     model = given.clone()
     final = trained_output_of(model.graph, output)
     keep_outputs(model, [final], inputs=True)
@@ -140,6 +148,11 @@ def _plain_file_of_text(given: ir.Model, output: str | None) -> tuple[TrainableM
 def _trainable_file(
     model: ir.Model, label: ir.Value | None, final: ir.Value, known: FittedFile, margin: int | None
 ) -> tuple[TrainableModel, FittedFile]:
+    """Return the trainable form of a graph, which it edits, and its description with all that the edits found.
+
+    ``label`` and ``final`` are the label and the trained output. ``margin`` is the column of the second class, if the
+    output holds two margins that are each other's negatives.
+    """
     graph, name, labels = model.graph, final.name, known.labels
     labels_first = labels is not None and has_labels_first(final, len(labels))
     graph.outputs[:] = [plain_value(value) for value in parts_of(final)]
@@ -168,7 +181,14 @@ def _trainable_file(
     if of_trees and known.of_probabilities and labels is None:
         keep_first_of_ties(infer_shapes(model).graph)
     keep_name(model.graph, name)
-    source = _pruned(infer_shapes(model), name)
+    model = infer_shapes(model)
+    special: dict[str, Any] = {v.name: v.name for v in model.graph.outputs if v.name in (PAIRS, CHOICE)}
+    try:
+        source = trainable_model(model, **special)
+    except UnsupportedOperatorError:
+        raise
+    except ModelError as error:
+        raise ModelError(_WITHOUT_GRADIENT.format(name=name)) from error
     settings = {role.name for role in rewritten.roles if is_fixed_role(role, source)}
     hold_as_constants(source.model.graph, settings)
     source = replace(source, parameters=tuple(n for n in source.parameters if n not in settings))
@@ -178,16 +198,6 @@ def _trainable_file(
     if not source.parameters:
         raise ModelError(_WITHOUT_GRADIENT.format(name=name))
     return source, known
-
-
-def _pruned(model: ir.Model, name: str | None) -> TrainableModel:
-    pairs, choice = (key if key in {v.name for v in model.graph.outputs} else None for key in (PAIRS, CHOICE))
-    try:
-        return trainable_model(model, pairs=pairs, choice=choice)
-    except UnsupportedOperatorError:
-        raise
-    except ModelError as error:
-        raise ModelError(_WITHOUT_GRADIENT.format(name=name)) from error
 
 
 def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value, n_labels: int | None) -> ir.Model:
@@ -201,23 +211,18 @@ def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value, n_la
         kept[1] = as_matrix(op, kept[1], n_labels)
         kept[1].type = ir.TensorType(ir.DataType.FLOAT)
         kept[0].shape = None
-    elif label is not None and _is_row_of_labels(label):
-        kept[0] = op.Reshape(kept[0], np.array([-1]))
-        kept[0].type = label.type
+    elif label is not None:
+        # An ArrayFeatureExtractor that selects the labels from a vector returns the shape (1, N).
+        node = label.producer()
+        while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        held = constant_of(node.inputs[0]) if node is not None and node.op_type == "ArrayFeatureExtractor" else None
+        if held is not None and held.ndim == 1:
+            kept[0] = op.Reshape(kept[0], np.array([-1]))
+            kept[0].type = label.type
     keep_outputs(copy, kept)
     copy.graph.sort()
     return copy
-
-
-def _is_row_of_labels(label: ir.Value) -> bool:
-    """Return True if an ArrayFeatureExtractor selects the labels from a vector: its result has the shape (1, N)."""
-    node = label.producer()
-    while node is not None and node.op_type in ("Cast", "Identity") and node.inputs[0] is not None:
-        node = node.inputs[0].producer()
-    if node is None or node.op_type != "ArrayFeatureExtractor":
-        return False
-    held = constant_of(node.inputs[0])
-    return held is not None and held.ndim == 1
 
 
 PROBES = 16
@@ -251,17 +256,6 @@ def _probed(model: ir.Model, label: ir.Value, final: ir.Value) -> tuple[np.ndarr
     return found
 
 
-def _margin_of_two(label: np.ndarray, found: Any) -> int | None:
-    """Return the column of the second class, where two margins are each other's negatives and tell the label.
-
-    The softmax of both would be the sigmoid of twice the margin.
-    """
-    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.shape[1] != 2 or len(np.unique(label)) != 2:
-        return None
-    opposite = np.allclose(found[:, 0], -found[:, 1], rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE)
-    return 1 if opposite and ((found[:, 1] > 0) == (label.ravel() == label.max())).all() else None
-
-
 def _are_of_kind(labels: Labels | None, label: np.ndarray, found: Any) -> bool:
     """Return True if numbers are probabilities; margins of labels that are 0 or 1 may lie between 0 and 1 too."""
     if labels is None:
@@ -287,15 +281,11 @@ def plain_value(value: ir.Value) -> ir.Value:
     """Return the value before Identity, Casts to its own type, and multiplications by one."""
     while (node := value.producer()) is not None and not node.domain and (x := node.inputs[0]) is not None:
         same = node.op_type == "Identity" or (node.op_type == "Cast" and x.dtype == value.dtype and is_float(x))
-        if not same and not _is_times_one(node):
+        factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
+        if not same and (factor is None or factor.ravel().tolist() != [1.0]):
             break
         value = x
     return value
-
-
-def _is_times_one(node: ir.Node) -> bool:
-    factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
-    return factor is not None and factor.ravel().tolist() == [1.0]
 
 
 def narrow_selected_doubles(graph: ir.Graph) -> None:

@@ -121,7 +121,7 @@ def are_indicators(labels: Labels) -> bool:
 
 
 ML = "ai.onnx.ml"
-OWN = "onnxtrain_sklearn"
+PRODUCER = "onnxtrain_sklearn"
 """The producer of the files of the estimators for raw tables."""
 
 TABLE_KEY = "onnxtrain_sklearn.table"
@@ -147,7 +147,7 @@ _SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 def is_raw_table(model: ir.Model) -> bool:
     """Return True if this package wrote the graph for a raw table: its preprocessing fills in missing numbers."""
-    return model.producer_name == OWN and any(node.op_type == "IsNaN" for node in model.graph)
+    return model.producer_name == PRODUCER and any(node.op_type == "IsNaN" for node in model.graph)
 
 
 def takes_text(model: ir.Model) -> bool:
@@ -168,11 +168,15 @@ def table_of_file(model: ir.Model) -> Table | None:
     inputs = list(model.graph.inputs)
     if not takes_text(model):
         return None
-    if len(inputs) == 1 and (width := _texts_of_document(inputs[0])) is not None:
-        return Table((TableColumn(inputs[0].name or "", "text", gaps=False, width=width),), documents=True)
+    if len(inputs) == 1:
+        # A document is a text that is split into words, or several texts; other texts are categories.
+        sizes: list[Any] = [None, None, None] if inputs[0].shape is None else list(inputs[0].shape)
+        width = 1 if len(sizes) == 1 else sizes[1] if len(sizes) == 2 else None
+        if isinstance(width, int) and (width != 1 or len(sizes) == 1 or _is_split(inputs[0])):
+            return Table((TableColumn(inputs[0].name or "", "text", gaps=False, width=width),), documents=True)
     for value in inputs:
-        sizes = None if value.shape is None else list(value.shape)[1:]
-        fits = sizes == [1] or (sizes == [] and value.dtype is ir.DataType.STRING)
+        rest = None if value.shape is None else list(value.shape)[1:]
+        fits = rest == [1] or (rest == [] and value.dtype is ir.DataType.STRING)
         if not fits or value.dtype not in (ir.DataType.STRING, ir.DataType.FLOAT):
             raise ModelError(
                 f"The graph has inputs of text, and its input {value.name!r} is {value.dtype}{value.shape or ''}. "
@@ -181,18 +185,14 @@ def table_of_file(model: ir.Model) -> Table | None:
                 f"another graph, onnx.utils.extract_model writes the part behind the text, to train on its results."
             )
     allows_missing = any(takes_missing_values(node) for node in model.graph)
-    return Table(tuple(_column_of_input(value, model, allows_missing=allows_missing) for value in inputs))
-
-
-def _texts_of_document(value: ir.Value) -> int | None:
-    """Return how many texts a row of the only input has; None if it is one that an encoder takes as it is."""
-    sizes = [None, None, None] if value.shape is None else list(value.shape)
-    if len(sizes) == 1:
-        return 1
-    width = sizes[1] if len(sizes) == 2 else None
-    if not isinstance(width, int) or (width == 1 and not _is_split(value)):
-        return None
-    return width
+    columns = list[TableColumn]()
+    for value in inputs:
+        if value.dtype is ir.DataType.STRING:
+            gap = _text_of_gaps(value, model)
+            columns.append(TableColumn(value.name or "", "text", gaps=gap is not None, gap=gap))
+        else:
+            columns.append(TableColumn(value.name or "", "number", gaps=allows_missing))
+    return Table(tuple(columns))
 
 
 def _is_split(value: ir.Value) -> bool:
@@ -221,21 +221,13 @@ def prepare_text(graph: ir.Graph) -> None:
             node.outputs[0].shape = ir.Shape([width] if of_row else [None, width])
 
 
-def _column_of_input(value: ir.Value, model: ir.Model, *, allows_missing: bool) -> TableColumn:
-    name = value.name or ""
-    if value.dtype is not ir.DataType.STRING:
-        return TableColumn(name, "number", gaps=allows_missing)
-    gap = _text_of_gaps(value, model)
-    return TableColumn(name, "text", gaps=gap is not None, gap=gap)
-
-
 def _text_of_gaps(value: ir.Value, model: ir.Model) -> str | None:
     """Return the text that stands for missing text, as far as the file says: files of this package do."""
     told = model.metadata_props.get(TABLE_KEY)
     if told is not None:
         found = json.loads(told).get("missing_text")
         return found if isinstance(found, str) else None
-    if model.producer_name != OWN:
+    if model.producer_name != PRODUCER:
         return None
     encoders = [node for node, _ in value.uses() if node.op_type == "LabelEncoder"]
     known = {key for node in encoders for key in _texts(numbers_of_attribute(node, "keys_strings"))}
@@ -293,6 +285,7 @@ def trained_output_of(graph: ir.Graph, output: str | None, *, sequences: bool = 
     if not floats:
         kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
         raise ModelError(f"No output of the graph is a tensor of floats, which alone can be trained: {kinds}.")
+    # Outputs that are all columns of one value: train that value, which holds the scores of all classes.
     sources = {_source_of_column(value) for value in floats}
     return sources.pop() or floats[0] if len(floats) > 1 and len(sources) == 1 else floats[0]
 
@@ -321,21 +314,19 @@ def takes_missing_values(node: ir.Node) -> bool:
 def declare_columns(graph: ir.Graph) -> None:
     """Declare the number of columns of the inputs, inferred from the operators that read them."""
     for value in graph.inputs:
-        if value.shape is not None and len(value.shape) == 2 and not isinstance(value.shape[1], int):
-            widths = {width for node, _ in value.uses() if (width := _columns_of_operator(node)) is not None}
-            if len(widths) == 1:
-                value.shape = ir.Shape([value.shape[0], widths.pop()])
-
-
-def _columns_of_operator(node: ir.Node) -> int | None:
-    """Return the number of columns that an operator has coefficients for."""
-    if node.domain != ML:
-        return None
-    if node.op_type in ("LinearClassifier", "LinearRegressor"):
-        rows = len(numbers_of_attribute(node, "intercepts")) or 1
-        return len(numbers_of_attribute(node, "coefficients")) // rows
-    lengths = [len(numbers_of_attribute(node, key)) for key in ("offset", "scale", "imputed_value_floats")]
-    return max(lengths) if max(lengths) > 1 else None
+        if value.shape is None or len(value.shape) != 2 or isinstance(value.shape[1], int):
+            continue
+        widths = set[int]()
+        for node in [node for node, _ in value.uses() if node.domain == ML]:
+            if node.op_type in ("LinearClassifier", "LinearRegressor"):
+                rows = len(numbers_of_attribute(node, "intercepts")) or 1
+                widths.add(len(numbers_of_attribute(node, "coefficients")) // rows)
+                continue
+            lengths = [len(numbers_of_attribute(node, key)) for key in ("offset", "scale", "imputed_value_floats")]
+            if max(lengths) > 1:  # a single number holds for all columns
+                widths.add(max(lengths))
+        if len(widths) == 1:
+            value.shape = ir.Shape([value.shape[0], widths.pop()])
 
 
 def constant_of(value: ir.Value | None) -> np.ndarray | None:
