@@ -135,20 +135,33 @@ def _parquet_pieces(path: Path, size: int) -> Iterator[TablePiece]:
         import pyarrow as pa
     except ImportError as error:
         raise ImportError(NO_PYARROW) from error
-    pandas = pandas_module()
     dataset = file_dataset(path)
-    index = [name for name in (dataset.schema.pandas_metadata or {}).get("index_columns", ()) if isinstance(name, str)]
+    index = index_columns(dataset)
     _warn_of_index(path, [name for name in index if not name.startswith("__index_level_")])
     _require_different(path, dataset.schema.names)
-    # elsewhere, pandas makes floats of whole numbers, and objects of truth values, if some are missing
-    nullable = {pa.bool_(): pandas.BooleanDtype()}
-    for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"):
-        nullable[getattr(pa, name.lower())()] = getattr(pandas, f"{name}Dtype")()
     names = [name for name in dataset.schema.names if name not in index]
     tables = (table for _, table in pieces(dataset, names, [], size))
     for table in _of_size(tables, size, pa.concat_tables):
-        has_gaps = any(column.null_count and column.type in nullable for column in table.columns)
-        yield TablePiece(table.to_pandas(types_mapper=nullable.get if has_gaps else None), table)
+        yield TablePiece(frame_of(table), table)
+
+
+def index_columns(dataset: Any) -> list[str]:
+    """Return the columns of Parquet files that are the index of the data frame that was written."""
+    found = (dataset.schema.pandas_metadata or {}).get("index_columns", ())
+    return [name for name in found if isinstance(name, str)]
+
+
+def frame_of(table: Any) -> Any:
+    """Return a table of Arrow as a data frame; whole numbers stay whole where some are missing."""
+    import pyarrow as pa
+
+    # elsewhere, pandas makes floats of whole numbers, and objects of truth values, if some are missing
+    pandas = pandas_module()
+    nullable = {pa.bool_(): pandas.BooleanDtype()}
+    for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"):
+        nullable[getattr(pa, name.lower())()] = getattr(pandas, f"{name}Dtype")()
+    has_gaps = any(column.null_count and column.type in nullable for column in table.columns)
+    return table.to_pandas(types_mapper=nullable.get if has_gaps else None)
 
 
 def _csv_pieces(files: Sequence[Path], separator: str | None, size: int) -> Iterator[TablePiece]:
@@ -304,16 +317,24 @@ MOST_CLASSES = 20
 
 @dataclass(frozen=True)
 class Target:
-    """The column to predict: its values, whether they are classes, and why."""
+    """The column to predict, whether it holds classes, and why."""
 
     name: str
-    values: np.ndarray
     task: TableTask
     reason: str
+    is_whole: bool
+    """Whether all values are whole numbers."""
+
+    def values_of(self, column: pandas.Series) -> np.ndarray:
+        """Return values of the column as numbers, or as labels: whole numbers or texts, the types of ONNX for them."""
+        if self.task == "regression":
+            return np.asarray(column.to_numpy(np.float64))
+        values = column.to_numpy()
+        return np.asarray(values, np.int64) if self.is_whole else np.array([str(value) for value in values])
 
 
 def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Target:
-    """Return the target column as classes or numbers; without a ``task``, its values decide."""
+    """Return the target of a table; without a ``task``, its values decide between classes and numbers."""
     require_columns(frame, [name], "--target")
     series = frame[name]
     if missing := int(series.isna().sum()):
@@ -334,14 +355,9 @@ def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Tar
             "regression": "--task classification predicts them as classes",
         }
         reason = f"it holds {different} different whole numbers; {remedy[task]}"
-    if task == "regression":
-        if kind not in "iufb":
-            raise UsageError(f"The target {name!r} holds text ({series.iloc[0]!r}), which is no number to regress on.")
-        return Target(name, series.to_numpy(np.float64), task, reason)
-    # labels become integers or strings, the types that ONNX has for them
-    values = series.to_numpy()
-    labels = np.asarray(values, np.int64) if is_whole else np.array([str(value) for value in values])
-    return Target(name, labels, task, reason)
+    if task == "regression" and kind not in "iufb":
+        raise UsageError(f"The target {name!r} holds text ({series.iloc[0]!r}), which is no number to regress on.")
+    return Target(name, task, reason, is_whole)
 
 
 # The other columns.

@@ -1,7 +1,7 @@
 """``train``: fit a network to a table and write it as one ONNX file, with scores and a report.
 
-``_train`` is the command: it reads the table, splits its rows, fits the model in the way of its kind (``fit_option``),
-writes the file and runs it again to compare its predictions with the estimator's.
+``_train`` is the command: it reads the table and splits its rows (``rows``), fits the model in the way of its kind
+(``fit_option``), writes the file and runs it again to compare its predictions with the estimator's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,11 @@ from sklearn import metrics
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
-from sklearn.model_selection import train_test_split
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from .._data.inputs import WARNINGS
+from .._data.statistics import LabelCounts, Moments
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._fitted import skl2onnx_bridge
@@ -62,19 +63,17 @@ from .model_option import (
 )
 from .predict import Output, runner_of
 from .report import Report, write_report
+from .rows import MOST_ROWS, AnyRows, Rows, is_large, rows_to_train
 from .tables import (
     MISSING_TEXT,
     TableTask,
     Target,
     as_numbers_and_text,
-    read_table_file,
-    require_columns,
     table_arguments,
-    target_of,
+    table_files,
     text_columns,
     warn_of_row_names,
     warn_of_row_numbers,
-    without_columns,
 )
 
 if TYPE_CHECKING:
@@ -98,25 +97,8 @@ models:
 example:
   onnxtrain-sklearn train iris.csv --target species --set max_iter=64 --report iris.html"""
 
-DEFAULT_MODEL, DEFAULT_WITH_VALIDATION = "realmlp", "mlp"
-"""Default models. The first, the best on small tables, holds out rows of its own and takes no ``--validation``."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a table: the columns besides the target, and the targets."""
-
-    frame: pandas.DataFrame
-    y: np.ndarray
-
-
-@dataclass(frozen=True)
-class Splits:
-    """The rows to train on, to test on and to stop on."""
-
-    train: Rows
-    test: Rows | None
-    validation: Rows | None
+DEFAULT_MODEL, DEFAULT_NETWORK = "realmlp", "mlp"
+"""Default models. The first is the best on small tables; it takes too long on large ones, and no ``--validation``."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +133,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     table_arguments(parser)
     add = parser.add_argument
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
-    defaults = f"{DEFAULT_MODEL}; with --validation: {DEFAULT_WITH_VALIDATION}"
+    defaults = f"{DEFAULT_MODEL}; with --validation, and for more than {MOST_ROWS:,} rows: {DEFAULT_NETWORK}"
     add("--model", metavar="NAME|FILE", help=f"the model to train, see below; default: {defaults}")
     add("--task", choices=["classification", "regression"], help="default: as the target's values tell")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the estimator")
@@ -180,22 +162,15 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         raise UsageError(f"--report writes .html or .md, got {options.report.name!r}.")
     if options.save is not None and options.save.suffix not in PICKLES:  # the ending says how the file is read again
         raise UsageError(f"--save writes {', '.join(PICKLES[:-1])} or {PICKLES[-1]}, got {options.save.name!r}.")
-    tables = [options.data, options.test, options.validation]
+    tables = [file for path in (options.data, options.test, options.validation) if path for file in table_files(path)]
     require_writable([options.output, options.save, options.report], tables)
     settings = parsed_settings(options.set)
-    default = DEFAULT_MODEL if options.validation is None else DEFAULT_WITH_VALIDATION
+    default = DEFAULT_MODEL
+    if options.validation is not None or (options.model is None and is_large(options.data)):
+        default = DEFAULT_NETWORK
     option = model_named(options.model or default, options.trust)
-
-    # Read the table, and split its rows.
-    table = without_columns(read_table_file(options.data, options.separator), options.drop)
-    target = target_of(table, options.target, _task_of_model(option, options.task))
-    if len(table.columns) == 1:
-        raise ValueError(f"{options.data}: there is no column besides the target {target.name!r} to predict it from.")
-    frame = table.drop(columns=target.name)
-    console.progress(f"{options.data}: {len(frame)} rows, {len(frame.columns)} columns besides the target")
-    console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
-    warn_of_row_numbers(frame)
-    splits = _splits(options, frame, target)
+    splits = rows_to_train(options, _task_of_model(option, options.task), console, warn_of_row_numbers)
+    target = splits.target
 
     # Fit, write and compare.
     begun = time.monotonic()
@@ -203,11 +178,13 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         option, target.task, splits.train, splits.validation, settings, seed=options.seed, console=console
     )
     seconds = time.monotonic() - begun
-    file = _write(trained, splits.test or splits.train, target, options.output, console)
+    file = _write(trained, (splits.test or splits.train).sample(), target, options.output, console)
 
     # Score, save and report.
     net, test = trained.net, splits.test
-    scores = {"train": prediction_scores(trained, splits.train, target.task)}
+    found = {"train": evaluate(trained, splits.train, target.task)}
+    if test is not None:
+        found["test"] = evaluate(trained, test, target.task)
     record = {
         "model": option.text,
         "task": target.task,
@@ -215,12 +192,12 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         "target": target.name,
         "columns": trained.columns,
         "classes": getattr(net, "classes_", None),
-        "rows": {"train": len(splits.train.y), "test": 0 if test is None else len(test.y)},
+        "rows": {"train": splits.train.n_rows, "test": 0 if test is None else test.n_rows},
         "settings": settings,
         "engine": net.engine_,
         "epochs": net.n_iter_ - trained.earlier,
-        "scores": scores | ({} if test is None else {"test": prediction_scores(trained, test, target.task)}),
-        "baseline": {} if test is None else baseline(splits.train.y, test.y, target.task),
+        "scores": {part: one.by_name() for part, one in found.items()},
+        "baseline": {} if test is None else baseline(splits.train, test, target.task),
         "onnx": file,
         "seconds": seconds,
     }
@@ -231,7 +208,7 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         joblib.dump(trained.predictor, options.save)
         record["saved"] = {"path": str(options.save), "bytes": options.save.stat().st_size}
     if options.report is not None:
-        matrix = confusion(trained, test, target.task) if test is not None else None
+        matrix = found["test"].confusion() if test is not None else None
         written = write_report(Report(record, net, matrix), options.report, console)
         record["report"] = [str(path) for path in written]
     return Outcome(record, _summary(record), succeeded=file["difference"] is None or file["difference"] <= SAME)
@@ -272,34 +249,6 @@ def _task_of_model(option: ModelOption, task: TableTask | None) -> TableTask | N
     return own
 
 
-def _splits(options: argparse.Namespace, frame: pandas.DataFrame, target: Target) -> Splits:
-    """Return the rows for each purpose."""
-
-    def rows_of(path: Path) -> Rows:
-        table = read_table_file(path, options.separator)
-        require_columns(table, [*frame.columns, target.name], f"In {str(path)!r}, column")
-        return Rows(table[list(frame.columns)], target_of(table, target.name, target.task).values)
-
-    whole = Rows(frame, target.values)
-    validation = None if options.validation is None else rows_of(options.validation)
-    if options.test is not None:
-        return Splits(whole, rows_of(options.test), validation)
-    if not options.holdout:
-        return Splits(whole, None, validation)
-    rows, share = len(frame), options.holdout
-    if rows < 2:
-        raise ValueError("One row cannot be split: give --holdout 0.")
-    strata = None
-    if target.task == "classification":
-        _, counts = np.unique(target.values, return_counts=True)
-        # scikit-learn refuses to stratify if a class has too few rows for both parts
-        if np.min(counts) >= 2 and min(rows * share, rows * (1 - share)) >= len(counts):
-            strata = target.values
-    train, test = train_test_split(np.arange(rows), stratify=strata, test_size=share, random_state=options.seed)
-    part = [Rows(frame.iloc[chosen], target.values[chosen]) for chosen in (np.sort(train), np.sort(test))]
-    return Splits(part[0], part[1], validation)
-
-
 # Fitting: a recipe takes the raw table; a builder's network is trained on imputed, scaled and encoded columns; a fitted
 # model or a graph takes its own columns; a stored estimator of this package goes on from its weights.
 
@@ -315,7 +264,7 @@ OF_STEPS = {*LINEAR_STEPS, "optimizer"}
 def fit_option(
     option: ModelOption,
     task: TableTask,
-    rows: Rows,
+    rows: AnyRows,
     validation: Rows | None,
     settings: Mapping[str, object],
     *,
@@ -335,10 +284,11 @@ def fit_option(
     apply_settings(estimator, settings)
     if option.kind == "builder":
         return _train_table_pipeline(estimator, rows, validation, console)
-    names = list(rows.frame.columns)
+    frame = rows.sample().frame
+    names = list(frame.columns)
     if option.kind == "fitted":
-        prepare, names = fitted_columns(option, rows.frame)
-    elif texts := text_columns(rows.frame):
+        prepare, names = fitted_columns(option, frame)
+    elif texts := text_columns(frame):
         raise UsageError(
             f"An ONNX graph is trained on numbers, and column {texts[0]!r} holds text: --drop {texts[0]!r}."
         )
@@ -346,7 +296,7 @@ def fit_option(
         prepare = _table_of(names)
     held = {} if validation is None else {"X_val": prepare(validation.frame), "y_val": validation.y}
     with epochs_shown(estimator, console):
-        estimator.fit(prepare(rows.frame), rows.y, **held)
+        estimator.fit(*rows.given(prepare), **held)
     return Trained(estimator, estimator, prepare, names, "nan" if option.kind == "fitted" else MISSING_TEXT)
 
 
@@ -357,7 +307,7 @@ def _table_of(names: list[str]) -> Callable[[Any], Any]:
 def _train_recipe(
     option: ModelOption,
     task: TableTask,
-    rows: Rows,
+    rows: AnyRows,
     validation: Rows | None,
     settings: Mapping[str, object],
     *,
@@ -372,8 +322,9 @@ def _train_recipe(
     kind: Any = type(option.model) if option.kind == "own" else RECIPES[option.model][task]
     estimator = clone(option.model) if option.kind == "own" else kind(random_state=seed)
     apply_settings(estimator, settings)
-    names = list(rows.frame.columns)
-    warn_of_row_names(as_numbers_and_text(rows.frame))
+    sample = rows.sample().frame
+    names = list(sample.columns)
+    warn_of_row_names(as_numbers_and_text(sample))
 
     def raw_table(frame: pandas.DataFrame) -> Any:
         """Return the table with None for missing text, as estimators for raw tables take it."""
@@ -384,12 +335,12 @@ def _train_recipe(
 
     with epochs_shown(estimator, console), warnings.catch_warnings():
         warnings.filterwarnings("ignore", WARNINGS)  # the warnings above name --drop
-        estimator.fit(raw_table(rows.frame), rows.y)
+        estimator.fit(*rows.given(raw_table))
     return Trained(estimator, estimator, raw_table, names)
 
 
 def _continue_training(
-    option: ModelOption, rows: Rows, validation: Rows | None, settings: Mapping[str, object], console: Console
+    option: ModelOption, rows: AnyRows, validation: Rows | None, settings: Mapping[str, object], console: Console
 ) -> Trained:
     """Train a stored estimator from its weights and with its settings; earlier steps of a pipeline stay as they are."""
     whole = option.model
@@ -404,7 +355,7 @@ def _continue_training(
             f"{option.text}: a {type(net).__name__} has several targets, and train takes one --target. Go on in "
             "Python, by fit() with warm_start=True."
         )
-    select, columns = fitted_columns(option, rows.frame)
+    select, columns = fitted_columns(option, rows.sample().frame)
     written_here = isinstance(whole, Pipeline) and tuple(name for name, _ in whole.steps) == STEP_NAMES
 
     def prepare(frame: FrameLike) -> Any:
@@ -421,7 +372,7 @@ def _continue_training(
         held = {"X_val": encoded(validation.frame), "y_val": validation.y}
     earlier = int(getattr(net, "n_iter_", 0)) if for_now.get("warm_start", net.warm_start) else 0
     with _set_for_now(net, for_now), epochs_shown(net, console, earlier):
-        net.fit(encoded(rows.frame), rows.y, **held)
+        net.fit(*rows.given(encoded), **held)
     return Trained(whole, net, prepare, columns, MISSING_TEXT if written_here else "nan", earlier)
 
 
@@ -439,9 +390,9 @@ STEP_NAMES = ("table_columns", "network")
 """Steps of the pipeline for builders. By these names a stored one is known, which takes missing text as empty."""
 
 
-def _train_table_pipeline(estimator: Estimator, rows: Rows, validation: Rows | None, console: Console) -> Trained:
-    """Fit imputation, scaling and one-hot encoding to the rows, and train a network behind them."""
-    frame = as_numbers_and_text(rows.frame)
+def _train_table_pipeline(estimator: Estimator, rows: AnyRows, validation: Rows | None, console: Console) -> Trained:
+    """Fit imputation, scaling and one-hot encoding to the rows, or a sample, and train a network behind them."""
+    frame = as_numbers_and_text(rows.sample().frame)
     texts = text_columns(frame)
     numbers = [name for name in frame.columns if name not in texts]
     for name in numbers:
@@ -455,12 +406,14 @@ def _train_table_pipeline(estimator: Estimator, rows: Rows, validation: Rows | N
         encoder = OneHotEncoder(handle_unknown="ignore", sparse_output=False, dtype=np.float32)
         parts = [("numbers", preprocessing, numbers), ("texts", encoder, texts)]
         preprocessing = ColumnTransformer(parts if numbers else parts[1:])  # an imputer refuses a table of no columns
-    X = preprocessing.fit_transform(frame)
-    held = {}
-    if validation is not None:
-        held = {"X_val": preprocessing.transform(as_numbers_and_text(validation.frame)), "y_val": validation.y}
+    preprocessing.fit(frame)
+
+    def encoded(frame: FrameLike) -> Any:
+        return preprocessing.transform(as_numbers_and_text(frame))
+
+    held = {} if validation is None else {"X_val": encoded(validation.frame), "y_val": validation.y}
     with epochs_shown(estimator, console):
-        estimator.fit(X, rows.y, **held)
+        estimator.fit(*rows.given(encoded), **held)
     whole = Pipeline([*zip(STEP_NAMES, (preprocessing, estimator), strict=True)])
     names = list(frame.columns)
     return Trained(whole, estimator, _table_of(names), names)
@@ -547,49 +500,99 @@ LARGEST_TABLE = 12
 """Most classes for which the report has a confusion matrix."""
 
 
-def prediction_scores(trained: Trained, rows: Rows, task: TableTask) -> dict[str, float]:
-    """Return the scores on some rows by name."""
-    X = trained.prepare(rows.frame)
-    predicted = np.asarray(trained.predictor.predict(X))
-    if task == "regression":
-        return _regression_scores(rows.y, predicted)
-    # scikit-learn's balanced accuracy warns if a class is predicted that is not in y
-    recalls = [np.mean(predicted[rows.y == label] == label) for label in np.unique(rows.y)]
-    found = {
-        "accuracy": float(metrics.accuracy_score(rows.y, predicted)),
-        "balanced_accuracy": float(np.mean(recalls)),
-    }
-    if hasattr(trained.predictor, "predict_proba"):
-        labels = trained.net.classes_
-        if set(np.unique(rows.y)) <= set(labels):
-            found["log_loss"] = float(metrics.log_loss(rows.y, trained.predictor.predict_proba(X), labels=labels))
-    return found
+class Scores:
+    """Scores of predictions, from all parts of the rows.
+
+    Parameters
+    ----------
+    task : {"classification", "regression"}
+    labels : sequence
+        The classes that a model knows, if it gives probabilities or its confusion matrix is asked for.
+    """
+
+    def __init__(self, task: TableTask, labels: Sequence[Any] = ()) -> None:
+        self._task, self._labels = task, list(labels)
+        self._n_rows = 0
+        self._counts: Counter[tuple[Any, Any]] = Counter()  # of pairs of true and predicted labels
+        self._log_loss: float | None = 0.0 if self._labels else None
+        self._moments, self._errors, self._squares = Moments(), 0.0, 0.0
+
+    def update(self, y: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray | None = None) -> None:
+        """Add the predictions for some rows."""
+        self._n_rows += len(y)
+        if self._task == "regression":
+            errors = np.abs(y.ravel() - predicted.ravel())
+            self._errors += float(errors.sum())
+            self._squares += float((errors**2).sum())
+            self._moments.update(y.reshape(-1, 1))
+            return
+        self._counts.update(zip(y.tolist(), predicted.tolist(), strict=True))
+        if probabilities is None or not set(np.unique(y)) <= set(self._labels):
+            self._log_loss = None
+        elif self._log_loss is not None:
+            loss = metrics.log_loss(y, probabilities, labels=self._labels, normalize=False)
+            self._log_loss += float(loss)
+
+    def by_name(self) -> dict[str, float]:
+        """Return the scores by name."""
+        n_rows = self._n_rows
+        if self._task == "regression":
+            total = float((self._moments.deviation**2 * self._moments.weight)[0])
+            if n_rows < 2:
+                r2 = math.nan
+            elif total:
+                r2 = 1 - self._squares / total
+            else:
+                r2 = float(not self._squares)
+            root = math.sqrt(self._squares / n_rows)
+            return {"r2": r2, "mean_absolute_error": self._errors / n_rows, "root_mean_squared_error": root}
+        rows, right = Counter[Any](), Counter[Any]()
+        for (label, predicted), count in self._counts.items():
+            rows[label] += count
+            right[label] += count * (label == predicted)
+        found = {
+            "accuracy": sum(right.values()) / n_rows,
+            # scikit-learn's balanced accuracy warns if a class is predicted that is not in y
+            "balanced_accuracy": float(np.mean([right[label] / rows[label] for label in rows])),
+        }
+        return found if self._log_loss is None else found | {"log_loss": self._log_loss / n_rows}
+
+    def confusion(self) -> tuple[list[Any], list[list[int]]] | None:
+        """Return labels and counts (true by predicted) for few classes."""
+        if not 2 <= len(self._labels) <= LARGEST_TABLE:
+            return None
+        return self._labels, [[self._counts[true, found] for found in self._labels] for true in self._labels]
 
 
-def _regression_scores(y: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    y, predicted = y.ravel(), predicted.ravel()
-    return {
-        "r2": float(metrics.r2_score(y, predicted)) if len(y) > 1 else float("nan"),
-        "mean_absolute_error": float(metrics.mean_absolute_error(y, predicted)),
-        "root_mean_squared_error": float(np.sqrt(metrics.mean_squared_error(y, predicted))),
-    }
+def evaluate(trained: Trained, rows: AnyRows, task: TableTask) -> Scores:
+    """Return the scores of a model on some rows."""
+    labels = np.asarray(trained.net.classes_).tolist() if task == "classification" else ()
+    scores = Scores(task, labels)
+    for part in rows.parts():
+        X = trained.prepare(part.frame)
+        gives_probabilities = task == "classification" and hasattr(trained.predictor, "predict_proba")
+        probabilities = trained.predictor.predict_proba(X) if gives_probabilities else None
+        scores.update(part.y, np.asarray(trained.predictor.predict(X)), probabilities)
+    return scores
 
 
-def baseline(train: np.ndarray, y: np.ndarray, task: TableTask) -> dict[str, float]:
+def baseline(train: AnyRows, test: AnyRows, task: TableTask) -> dict[str, float]:
     """Return the score of the most frequent class, or of the mean, of the rows that were trained."""
     if task == "regression":
-        return _regression_scores(y, np.full(len(y), train.mean()))
-    labels, counts = np.unique(train, return_counts=True)
-    return {"accuracy": float(np.mean(y == labels[np.argmax(counts)]))}
-
-
-def confusion(trained: Trained, rows: Rows, task: TableTask) -> tuple[list[Any], list[list[int]]] | None:
-    """Return labels and counts (true by predicted) for few classes."""
-    labels = [] if task == "regression" else list(trained.net.classes_)
-    if not 2 <= len(labels) <= LARGEST_TABLE:
-        return None
-    predicted = trained.predictor.predict(trained.prepare(rows.frame))
-    return labels, metrics.confusion_matrix(rows.y, predicted, labels=labels).tolist()
+        moments = Moments()
+        for y in train.targets():
+            moments.update(y.reshape(-1, 1))
+        constant: Any = moments.mean[0]
+    else:
+        counts = LabelCounts()
+        for y in train.targets():
+            counts.update(y)
+        constant = counts.labels[np.argmax(counts.totals)]
+    scores = Scores(task)
+    for y in test.targets():
+        scores.update(y, np.full(len(y), constant))
+    found = scores.by_name()
+    return found if task == "regression" else {"accuracy": found["accuracy"]}
 
 
 TRAIN = Command(_train_arguments, _train, NOTES)

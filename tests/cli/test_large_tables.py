@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime
 import os
 
+import joblib
 import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
+from sklearn import metrics
+from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._cli import predict
+from onnxtrain_sklearn._cli import predict, rows
+from onnxtrain_sklearn._data import row_blocks
 from tests.cli.tables import program_json
 from tests.helpers.command import main
 
@@ -50,9 +54,9 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(predict, "PIECE_ROWS", 1000)
 
 
-def write_parquet(path, frame, rows=777):
+def write_parquet(path, frame, group=777):
     path.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), path, row_group_size=rows)
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), path, row_group_size=group)
     return path
 
 
@@ -67,8 +71,9 @@ def source(kind, folder, frame):
     if kind in ("a.parquet", "a.csv", "a.csv.gz"):
         return (write_parquet if kind == "a.parquet" else write_csv)(folder / kind, frame)
     write, ending = (write_parquet, "parquet") if "parquet" in kind else (write_csv, "csv")
-    for i, start in enumerate((0, 300, 12_000)):
-        write(folder / "in" / f"{i}.{ending}", frame[start : (300, 12_000, ROWS)[i]])
+    ends = (0, 300, len(frame) * 3 // 5, len(frame))
+    for i in range(3):
+        write(folder / "in" / f"{i}.{ending}", frame[ends[i] : ends[i + 1]])
     return folder / "in" / f"*.{ending}" if kind.startswith("pattern") else folder / "in"
 
 
@@ -233,3 +238,151 @@ def test_output_may_be_a_device(model, tmp_path):
     before = os.stat(os.devnull).st_mode
     assert main(["predict", str(model[0]), str(data), "--drop", "y", "--output", os.devnull]) == 0
     assert os.stat(os.devnull).st_mode == before
+
+
+# Training.
+
+
+FLIGHTS = 4000
+
+
+def flights(n=FLIGHTS) -> pd.DataFrame:
+    """Return a table of numbers, texts, flags and missing values, sorted by its target."""
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"hour": rng.integers(5, 24, n), "carrier": rng.choice(["AA", "UA", "WN"], n)})
+    wait = 3.0 * (frame["hour"] - 14) + 20 * (frame["carrier"] == "WN") + rng.normal(size=n)
+    frame = frame.assign(gate=rng.normal(size=n), late=wait, state=np.where(wait > 5, "late", "in time"))
+    frame.loc[frame.index % 7 == 0, ["gate", "carrier"]] = None
+    return frame.sort_values("late", ignore_index=True)
+
+
+@pytest.fixture
+def large_from_2000_rows(monkeypatch):
+    monkeypatch.setattr(rows, "MOST_ROWS", 2000)
+    monkeypatch.setattr(rows, "SAMPLE_ROWS", 1500)
+    monkeypatch.setattr(row_blocks, "COPIED_BLOCKS", 10)
+
+
+def train(capsys, data, target, folder, *options):
+    output = folder / "model.onnx"
+    return program_json(capsys, "train", data, "--target", target, "--output", output, "--quiet", *options)
+
+
+@pytest.mark.usefixtures("large_from_2000_rows")
+@pytest.mark.parametrize("kind", ["a.parquet", "a.csv", "folder of parquet", "pattern of csv"])
+@pytest.mark.parametrize(("target", "drop"), [("state", "late"), ("late", "state")])
+def test_large_tables_are_trained_from_blocks(kind, target, drop, tmp_path, capsys):
+    frame = flights()
+    data = source(kind, tmp_path, frame)
+    report = tmp_path / "report.html"
+    options = ["--set", "max_iter=10", "learning_rate_init=0.01", "--report", report]
+    status, told = train(capsys, data, target, tmp_path, "--drop", drop, *options)
+    assert status == 0
+    assert told["model"] == "mlp"
+    assert told["columns"] == ["hour", "carrier", "gate"]
+    assert sum(told["rows"].values()) == FLIGHTS
+    assert 0.18 * FLIGHTS < told["rows"]["test"] < 0.22 * FLIGHTS
+    assert told["onnx"]["difference"] < 1e-4
+    # The scores are those of the file, which predicts all rows: the held-out ones are a fifth of them.
+    predicted = program_json(capsys, "predict", tmp_path / "model.onnx", data, "--drop", target, drop)[1]["predictions"]
+    found, scores = np.array(next(iter(predicted.values()))), told["scores"]
+    weights = [told["rows"][part] for part in scores]
+    both = {name: np.average([scores[part][name] for part in scores], weights=weights) for name in scores["test"]}
+    if target == "state":
+        assert told["classes"] == ["in time", "late"]
+        assert both["accuracy"] == pytest.approx(np.mean(found == frame["state"]), abs=1e-9)
+        p = np.array([predicted[f"probabilities_{one}"] for one in told["classes"]]).T
+        expected = -np.log(np.where(frame["state"] == "late", p[:, 1], p[:, 0])).mean()
+        assert both["log_loss"] == pytest.approx(expected, rel=1e-4)
+        assert scores["test"]["accuracy"] > 0.9
+        assert told["baseline"]["accuracy"] == pytest.approx(
+            frame["state"].value_counts(normalize=True).max(), abs=0.02
+        )
+    else:
+        assert both["mean_absolute_error"] == pytest.approx(metrics.mean_absolute_error(frame["late"], found), rel=1e-4)
+        assert scores["test"]["r2"] == pytest.approx(metrics.r2_score(frame["late"], found), abs=0.02)
+        assert scores["test"]["r2"] > 0.9
+        assert told["baseline"]["r2"] == pytest.approx(0, abs=0.01)
+        spread = frame["late"].std()
+        assert told["baseline"]["root_mean_squared_error"] == pytest.approx(spread, rel=0.05)
+    text = report.read_text()
+    assert f"test ({told['rows']['test']} rows)" in text
+    assert ("Test rows by true class" in text) == (target == "state")
+
+
+@pytest.mark.usefixtures("large_from_2000_rows")
+@pytest.mark.parametrize("model", ["realmlp", "linear", "graph", "fitted", "stored"])
+def test_every_kind_of_model_is_trained_from_blocks(model, tmp_path, capsys):
+    frame = flights()
+    numbers = frame[["hour", "gate", "state"]].fillna(0.0)
+    data = write_parquet(tmp_path / "a.parquet", frame if model in ("realmlp", "linear") else numbers, group=200)
+    given = model
+    if model == "graph":
+        given = tmp_path / "graph.onnx"
+        given.write_bytes(MLP((8,)).build(n_features=2, n_outputs=2, random_state=0).SerializeToString())
+    elif model in ("fitted", "stored"):
+        given = tmp_path / "fitted.joblib"
+        kind = LogisticRegression() if model == "fitted" else OrtGradientClassifier(MLP((4,)), max_iter=1)
+        joblib.dump(kind.fit(numbers[["hour", "gate"]], numbers["state"]), given)
+    drop = ["--drop", "late"] if model in ("realmlp", "linear") else []
+    settings = ["max_iter=4", "learning_rate_init=0.01", *(["variant=td-s"] if model == "realmlp" else [])]
+    status, told = train(capsys, data, "state", tmp_path, *drop, "--model", given, "--set", *settings)
+    assert status == 0
+    assert sum(told["rows"].values()) == FLIGHTS
+    assert told["onnx"]["difference"] < 1e-4
+    assert told["scores"]["test"]["accuracy"] > 0.65
+
+
+@pytest.mark.usefixtures("large_from_2000_rows")
+def test_seed_decides_which_rows_of_blocks_are_held_out(tmp_path, capsys):
+    data = write_parquet(tmp_path / "a.parquet", flights(), group=200)
+    told = []
+    for seed in (0, 0, 1):
+        options = ["--drop", "late", "--seed", str(seed), "--set", "max_iter=1"]
+        told.append(train(capsys, data, "state", tmp_path, *options)[1])
+    assert told[0]["scores"] == told[1]["scores"]
+    assert told[0]["rows"] != told[2]["rows"]
+
+
+@pytest.mark.usefixtures("large_from_2000_rows")
+def test_large_tables_are_tested_on_tables_of_their_own(tmp_path, capsys):
+    frame = flights()
+    for name, part in (("train", frame[::2]), ("test", frame[1::2]), ("stop", frame[1::10])):
+        write_parquet(tmp_path / f"{name}.parquet", part, group=200)
+    tables = ["--test", tmp_path / "test.parquet", "--validation", tmp_path / "stop.parquet"]
+    options = ["--drop", "late", *tables, "--set", "max_iter=9", "learning_rate_init=0.02"]
+    status, told = train(capsys, tmp_path / "train.parquet", "state", tmp_path, *options)
+    assert (status, told["rows"]) == (0, {"train": 2000, "test": 2000})
+    assert told["scores"]["test"]["accuracy"] > 0.9
+
+
+def test_folder_of_few_rows_is_trained_in_memory(tmp_path, capsys):
+    frame = flights(300)
+    for i in range(3):
+        write_parquet(tmp_path / "in" / f"{i}.parquet", frame[i::3])
+    together = write_parquet(tmp_path / "one.parquet", pd.concat([frame[i::3] for i in range(3)]))
+    told = [
+        train(capsys, data, "state", tmp_path, "--drop", "late", "--model", "mlp", "--set", "max_iter=3")[1]["scores"]
+        for data in (tmp_path / "in", tmp_path / "in" / "*.parquet", together)
+    ]
+    assert told[0] == told[1] == told[2]
+
+
+WRONG = {
+    "unknown target": (["--target", "stat"], 2, "--target 'stat' is no column of the table. Did you mean 'state'"),
+    "unknown column": (["--target", "state", "--drop", "gat"], 2, "--drop 'gat' is no column"),
+    "text to regress on": (["--target", "state", "--task", "regression"], 2, "holds text"),
+    "L-BFGS": (["--target", "state", "--set", "optimizer=lbfgs"], 1, "takes all rows at once"),
+    "missing target": (["--target", "carrier"], 1, "column 'carrier' has missing values"),
+}
+
+
+@pytest.mark.usefixtures("large_from_2000_rows")
+@pytest.mark.parametrize(("options", "status", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_calls_for_large_tables_are_errors(options, status, message, tmp_path, capsys):
+    data = write_parquet(tmp_path / "a.parquet", flights(), group=200)
+    output = ["--output", tmp_path / "model.onnx", "--quiet"]
+    found, told = program_json(capsys, "train", data, *options, *output)
+    assert message in told["error"]["message"]
+    assert found == status
+    assert os.listdir(tmp_path) == ["a.parquet"]

@@ -1,0 +1,316 @@
+"""The rows that ``train`` reads: in memory, or in blocks of a table that has too many for it.
+
+``rows_to_train`` reads the table, decides about its target, and splits its rows. :class:`Rows` and :class:`BlockRows`
+give the same things: all rows in parts, some rows as a sample, and the arguments for ``fit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.model_selection import train_test_split
+
+from .._data.row_blocks import RowBlocks, file_dataset
+from .console import Console, UsageError
+from .tables import (
+    PARQUET,
+    TableTask,
+    Target,
+    frame_of,
+    index_columns,
+    pandas_module,
+    read_table_file,
+    require_columns,
+    table_files,
+    table_pieces,
+    target_of,
+    without_columns,
+)
+
+if TYPE_CHECKING:
+    import argparse
+
+    import pandas
+
+
+MOST_ROWS = 500_000
+"""Rows of a table that are read into memory; of larger tables, blocks are read, and so many rows are shuffled."""
+
+SAMPLE_ROWS = 100_000
+"""Rows of a table in blocks on which its columns are looked at, and preprocessing is fitted."""
+
+PIECE_ROWS = 2**16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table in memory: the columns besides the target, and the targets."""
+
+    frame: pandas.DataFrame
+    y: np.ndarray
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return len(self.y)
+
+    def parts(self) -> Iterator[Rows]:
+        """Yield all rows, in parts that fit into memory."""
+        yield self
+
+    def targets(self) -> Iterator[np.ndarray]:
+        """Yield the targets of all parts."""
+        yield self.y
+
+    def sample(self) -> Rows:
+        """Return rows from all over the table, as many as are looked at."""
+        return self
+
+    def given(self, prepare: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Return X and y for ``fit``, with the columns as ``prepare`` makes them of a data frame."""
+        return prepare(self.frame), self.y
+
+
+class BlockRows:
+    """Rows of a table in blocks: of each block those that are held out for a test, or the others.
+
+    Parameters
+    ----------
+    table : RowBlocks
+    target : Target
+    share : float
+        Share of the rows to hold out, drawn for each block.
+    seed : int
+    tests : bool
+        Whether these are the rows that are held out.
+    """
+
+    def __init__(self, table: RowBlocks, target: Target, share: float, seed: int, *, tests: bool) -> None:
+        self.table, self._target = table, target
+        self._share, self._seed, self._tests = share, seed, tests
+        self.sizes = [int(np.count_nonzero(self._chosen(i, size))) for i, size in enumerate(table.sizes)]
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows."""
+        return sum(self.sizes)
+
+    def part(self, i: int) -> Rows:
+        """Return the rows of a block."""
+        table, y, _ = self.table.block(i)
+        chosen = self._chosen(i, len(y))
+        return Rows(frame_of(table.filter(chosen)), self._values(y[chosen]))
+
+    def parts(self) -> Iterator[Rows]:
+        """Yield all rows, in parts that fit into memory."""
+        return (self.part(i) for i, size in enumerate(self.sizes) if size)
+
+    def targets(self) -> Iterator[np.ndarray]:
+        """Yield the targets of all parts."""
+        return (self.targets_of(i) for i, size in enumerate(self.sizes) if size)
+
+    def targets_of(self, i: int) -> np.ndarray:
+        """Return the targets of a block."""
+        y, _ = self.table.targets(i)
+        return self._values(y[self._chosen(i, len(y))])
+
+    def sample(self) -> Rows:
+        """Return rows from all over the table, as many as are looked at."""
+        filled = [i for i, size in enumerate(self.sizes) if size]
+        # the largest number of evenly spaced blocks that have few enough rows
+        count = max(1, min(len(filled), SAMPLE_ROWS * len(filled) // self.n_rows))
+        places = np.unique(np.linspace(0, len(filled) - 1, count).round().astype(int))
+        parts = [self.part(filled[place]) for place in places]
+        frame = pandas_module().concat([one.frame for one in parts], ignore_index=True)
+        return Rows(frame, np.concatenate([one.y for one in parts]))
+
+    def given(self, prepare: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Return X and y for ``fit``, with the columns as ``prepare`` makes them of a data frame."""
+        return _PreparedBlocks(self, prepare), None
+
+    def _chosen(self, i: int, size: int) -> np.ndarray:
+        """Return the mask of the rows of a block."""
+        held_out = np.random.default_rng([self._seed, i]).random(size) < self._share
+        return held_out if self._tests else ~held_out
+
+    def _values(self, y: np.ndarray) -> np.ndarray:
+        return self._target.values_of(pandas_module().Series(y))
+
+
+class _PreparedBlocks:
+    """Blocks of rows as estimators read them, with prepared columns."""
+
+    prefetch = 1
+
+    def __init__(self, rows: BlockRows, prepare: Callable[[Any], Any]) -> None:
+        self._rows, self._prepare = rows, prepare
+        self.sizes, self.buffer_rows = rows.sizes, rows.table.buffer_rows
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def block(self, i: int) -> tuple[Any, np.ndarray]:
+        rows = self._rows.part(i)
+        return self._prepare(rows.frame), rows.y
+
+    def targets(self, i: int) -> tuple[np.ndarray, None]:
+        return self._rows.targets_of(i), None
+
+    def place(self, i: int) -> str:
+        return self._rows.table.place(i)
+
+
+AnyRows = Rows | BlockRows
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The rows to train on, to test on and to stop on, and the target."""
+
+    train: AnyRows
+    test: AnyRows | None
+    validation: Rows | None
+    target: Target
+
+
+def is_large(path: Path) -> bool:
+    """Return True if a table has too many rows for memory; not of compressed CSV files, whose rows are not counted."""
+    files = table_files(path)
+    if files[0].suffix.lower() in PARQUET:
+        return bool(file_dataset(path).count_rows() > MOST_ROWS)
+    if any(file.suffix.lower() not in (".csv", ".tsv", ".txt") for file in files):
+        return False
+    lines = 0
+    for file in files:
+        with open(file, "rb") as content:
+            while lines <= MOST_ROWS and (block := content.read(2**20)):
+                lines += block.count(b"\n")
+    return lines > MOST_ROWS
+
+
+def rows_to_train(
+    options: argparse.Namespace, task: TableTask | None, console: Console, look: Callable[[pandas.DataFrame], None]
+) -> Splits:
+    """Read the table and split its rows; ``look`` is called with the columns besides the target, of some rows."""
+    train: AnyRows
+    test: AnyRows | None
+    if is_large(options.data):
+        table = _blocks(options.data, options.separator, options.target, options.drop)
+        target = _target_of_blocks(table, options.target, task)
+        console.progress(f"{options.data}: {table.n_rows} rows in {len(table)} blocks")
+        console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
+        columns = table.feature_names
+        share = 0.0 if options.test is not None else options.holdout
+        train = BlockRows(table, target, share, options.seed, tests=False)
+        test = BlockRows(table, target, share, options.seed, tests=True) if share else None
+        look(frame_of(table.block(0)[0]))
+    else:
+        whole = without_columns(_in_memory(options.data, options.separator), options.drop)
+        target = target_of(whole, options.target, task)
+        if len(whole.columns) == 1:
+            raise ValueError(
+                f"{options.data}: there is no column besides the target {target.name!r} to predict it from."
+            )
+        frame = whole.drop(columns=target.name)
+        columns = list(frame.columns)
+        console.progress(f"{options.data}: {len(frame)} rows, {len(columns)} columns besides the target")
+        console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
+        look(frame)
+        train, test = Rows(frame, target.values_of(whole[target.name])), None
+        if options.test is None and options.holdout:
+            train, test = _split(train, target.task, options.holdout, options.seed)
+
+    def rows_of(path: Path, *, may_be_large: bool) -> AnyRows:
+        if may_be_large and is_large(path):
+            further = _blocks(path, options.separator, target.name, (), columns)
+            return BlockRows(further, target, 0.0, options.seed, tests=False)
+        other = _in_memory(path, options.separator)
+        require_columns(other, [*columns, target.name], f"In {str(path)!r}, column")
+        return Rows(other[columns], target_of(other, target.name, target.task).values_of(other[target.name]))
+
+    if options.test is not None:
+        test = rows_of(options.test, may_be_large=True)
+    validation = None
+    if options.validation is not None:
+        found = rows_of(options.validation, may_be_large=False)
+        assert isinstance(found, Rows)
+        validation = found
+    return Splits(train, test, validation, target)
+
+
+def _split(rows: Rows, task: TableTask, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Return rows to train on and rows to test on, with the same shares of the classes if they have enough rows."""
+    n_rows = len(rows.y)
+    if n_rows < 2:
+        raise ValueError("One row cannot be split: give --holdout 0.")
+    strata = None
+    if task == "classification":
+        _, counts = np.unique(rows.y, return_counts=True)
+        # scikit-learn refuses to stratify if a class has too few rows for both parts
+        if np.min(counts) >= 2 and min(n_rows * share, n_rows * (1 - share)) >= len(counts):
+            strata = rows.y
+    train, test = train_test_split(np.arange(n_rows), stratify=strata, test_size=share, random_state=seed)
+    train, test = np.sort(train), np.sort(test)
+    return Rows(rows.frame.iloc[train], rows.y[train]), Rows(rows.frame.iloc[test], rows.y[test])
+
+
+def _in_memory(path: Path, separator: str | None) -> Any:
+    """Return a table as a data frame: a file, or all files of a folder or a pattern."""
+    if path.is_file():
+        return read_table_file(path, separator)
+    frames = [one.frame for one in table_pieces(path, separator, PIECE_ROWS)]
+    return pandas_module().concat(frames, ignore_index=True)
+
+
+def _blocks(path: Path, separator: str | None, target: str, drop: Any, columns: Any = None) -> RowBlocks:
+    """Return a table in blocks: row groups of Parquet files, or a copy of CSV files."""
+    is_parquet = table_files(path)[0].suffix.lower() in PARQUET
+    if is_parquet:
+        dataset = file_dataset(path)
+        names = [name for name in dataset.schema.names if name not in index_columns(dataset)]
+    else:
+        names = list(next(table_pieces(path, separator, PIECE_ROWS)).frame.columns)
+    known = pandas_module().DataFrame(columns=names)
+    require_columns(known, [target], "--target")
+    wanted = [name for name in without_columns(known, drop).columns if name != target] if columns is None else columns
+    require_columns(known, wanted, f"In {str(path)!r}, column")
+    if target in drop:
+        raise UsageError(f"--drop {target!r}: this is the target.")
+    if not wanted:
+        raise ValueError(f"{path}: there is no column besides the target {target!r} to predict it from.")
+    source: Any = str(path) if is_parquet else lambda: _csv_reader(path, separator)
+    return RowBlocks(source, target, columns=wanted, buffer_rows=MOST_ROWS)
+
+
+def _csv_reader(path: Path, separator: str | None) -> Any:
+    """Return the rows of CSV files as a reader of Arrow."""
+    import pyarrow as pa
+
+    tables = (
+        pa.Table.from_pandas(one.frame, preserve_index=False) for one in table_pieces(path, separator, PIECE_ROWS)
+    )
+    first = next(tables)
+
+    def batches() -> Iterator[Any]:
+        yield from first.to_batches()
+        for table in tables:
+            yield from table.to_batches()
+
+    return pa.RecordBatchReader.from_batches(first.schema, batches())
+
+
+def _target_of_blocks(table: RowBlocks, name: str, task: TableTask | None) -> Target:
+    """Return the target, with the different ones of its values."""
+    pandas = pandas_module()
+    found: list[Any] = []
+    for i in range(len(table)):
+        values = pandas.Series(table.targets(i)[0]).drop_duplicates()
+        if values.dtype.kind == "f" and len(fractions := values[values != np.rint(values)]):
+            found = [fractions[:1]]  # numbers to regress on, whatever the others are
+            break
+        found = [pandas.concat([*found, values]).drop_duplicates()]
+    return target_of(pandas.DataFrame({name: found[0]}), name, task)
