@@ -18,12 +18,14 @@ from sklearn.preprocessing import scale
 
 import onnxtrain_sklearn
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor, losses, models, optimizers, schedules
-from onnxtrain_sklearn._utils.params import Component, accepts, registered
 from onnxtrain_sklearn.callbacks import CALLBACKS
+from onnxtrain_sklearn.callbacks.base import Callback
 from onnxtrain_sklearn.losses import LOSSES, Loss, resolve_loss
 from onnxtrain_sklearn.models import MODELS
-from onnxtrain_sklearn.optimizers import OPTIMIZERS, options, resolve_optimizer
-from onnxtrain_sklearn.schedules import SCHEDULES, resolve_schedule
+from onnxtrain_sklearn.models.base import BaseBuilder
+from onnxtrain_sklearn.optimizers import OPTIMIZERS, BaseOptimizer, base, resolve_optimizer
+from onnxtrain_sklearn.schedules import SCHEDULES, Schedule, resolve_schedule
+from tests.helpers.estimators import is_declared
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -52,9 +54,9 @@ def other(kind: type[BaseEstimator], name: str) -> Any:
     """Return a valid value of a parameter that is not its default, by the values that the component declares."""
     if name in UNDECLARED:
         return UNDECLARED[name]
-    rules = options.VALID | kind.valid if issubclass(kind, optimizers.Optimizer) else kind.valid
+    rules = base.VALID | kind.valid if issubclass(kind, optimizers.Optimizer) else kind.valid
     rule, default = rules[name][0], kind().get_params()[name]
-    return next(v for v in (*getattr(rule, "values", ()), *VALUES) if accepts(rule, v) and v != default)
+    return next(v for v in (*getattr(rule, "values", ()), *VALUES) if is_declared([rule], v) and v != default)
 
 
 COMPONENTS = [
@@ -195,18 +197,13 @@ def subclasses(kind: type) -> Iterator[type]:
 
 def test_every_component_that_declares_a_name_is_registered():
     package = onnxtrain_sklearn.__name__
-    named = {k for k in subclasses(Component) if "name" in vars(k) and k.__module__.partition(".")[0] == package}
+    bases = (Loss, BaseBuilder, BaseOptimizer, Schedule, Callback)
+    known = {kind for role in bases for kind in subclasses(role) if kind.__module__.partition(".")[0] == package}
+    named = {kind for kind in known if "name" in vars(kind)}
     registries = (*ROLES.values(), CALLBACKS)
     assert named == {kind for known in registries for kind in known.values()}
     for known in registries:
         assert list(known) == sorted({kind.name for kind in known.values()})
-
-
-def test_subclass_with_inherited_name_replaces_no_class():
-    class Steeper(losses.Huber):
-        pass
-
-    assert registered(Loss, {"__name__": __name__, "Steeper": Steeper, "Loss": Loss, "one": 1}) == {}
 
 
 def test_components_are_exported_publicly():

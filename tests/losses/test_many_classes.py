@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from scipy.special import log_softmax, softmax
 
-from onnxtrain_sklearn import MLP, SGD, GraphModel, OrtGradientClassifier, OrtGradientMultiOutput, clear_cache, losses
-from onnxtrain_sklearn._training import loss_graph, programs
+from onnxtrain_sklearn import MLP, SGD, GraphModel, OrtGradientClassifier, OrtGradientMultiOutput, losses
 from tests.helpers.environment import available_engines
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -25,11 +24,14 @@ AT_PLACES[:, 1][RNG.random(N) < 0.5] = -100
 engines = pytest.mark.parametrize("engine", available_engines())
 
 
-def new(loss: object = "log_loss", *, places: bool = False, **settings: object) -> OrtGradientClassifier:
-    inputs, outputs = ("N, 3, 5", f"N, 3, {K}") if places else ("N, 5", f"N, {K}")
+def new(
+    loss: object = "log_loss", *, places: bool = False, matrix: np.ndarray = W, **settings: object
+) -> OrtGradientClassifier:
+    k = matrix.shape[1]
+    inputs, outputs = ("N, 3, 5", f"N, 3, {k}") if places else ("N, 5", f"N, {k}")
     head = '<ir_version: 8, opset_import: ["": 17]>'
     model = onnx.parser.parse_model(f"{head} net (float[{inputs}] X) => (float[{outputs}] Y) {{ Y = MatMul(X, W) }}")
-    model.graph.initializer.append(onnx.numpy_helper.from_array(W, "W"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(matrix, "W"))
     common = {"optimizer": SGD(), "learning_rate_init": 0.5, "batch_size": N, "max_iter": 1}
     given = GraphModel(model, output_kind="scores")
     return OrtGradientClassifier(given, loss=loss, random_state=0, **{**common, **settings})
@@ -40,12 +42,12 @@ def operators(fitted: OrtGradientClassifier) -> set[str]:
     return {node.op_type for node in program.graph.node}
 
 
-def reference(x: np.ndarray, labels: np.ndarray, weights: np.ndarray, smoothing: float = 0.0):
+def reference(x: np.ndarray, labels: np.ndarray, weights: np.ndarray, smoothing: float = 0.0, matrix: np.ndarray = W):
     """Return the loss and the matrix after one step, in float64."""
-    scores, shares = x.astype(np.float64) @ W, weights / weights.sum()
-    target = np.eye(K)[labels] * (1 - smoothing) + smoothing / K
+    scores, shares, k = x.astype(np.float64) @ matrix, weights / weights.sum(), matrix.shape[1]
+    target = np.eye(k)[labels] * (1 - smoothing) + smoothing / k
     loss = -(shares * (target * log_softmax(scores, axis=1)).sum(axis=1)).sum()
-    return loss, W - 0.5 * x.T @ ((softmax(scores, axis=1) - target) * shares[:, None])
+    return loss, matrix - 0.5 * x.T @ ((softmax(scores, axis=1) - target) * shares[:, None])
 
 
 @engines
@@ -94,31 +96,16 @@ def test_one_of_several_outputs(engine, places):
 
 
 @engines
-def test_few_classes_have_one_hot_rows_with_the_same_result(monkeypatch, engine):
-    found = []
-    for bound in (K, K + 1):
-        monkeypatch.setattr(loss_graph, "MANY_CLASSES", bound)
-        clear_cache()
-        fitted = new(engine=engine)
-        found.append(fitted.partial_fit(X, LABELS, classes=np.arange(K)))
-        assert ("Equal" in operators(fitted)) == (bound > K)
-    clear_cache()
-    assert_allclose(found[0].weights_["W"], found[1].weights_["W"], rtol=0, atol=1e-6)
-
-
-@engines
-def test_one_hot_rows_of_a_table_are_those_of_a_comparison(monkeypatch, engine):
-    few, found = LABELS % 7, []
-    monkeypatch.setattr(programs, "read_weights_at_labels", lambda graph: False)  # which rounds otherwise
-    for bound in (6, 7):
-        monkeypatch.setattr(loss_graph, "TABLE_CLASSES", bound)
-        clear_cache()
-        fitted = OrtGradientClassifier(MLP(8), batch_size=N, max_iter=3, random_state=0, engine=engine).fit(X, few)
-        assert ("Equal" in operators(fitted)) == (bound < 7)
-        found.append(fitted.weights_)
-    clear_cache()
-    for name, array in found[0].items():
-        assert_array_equal(array, found[1][name])
+@pytest.mark.parametrize("classes", [7, 64, 65, 255, 256])
+def test_fewer_classes(engine, classes):
+    """Up to 64 classes have their rows in a table, up to 255 compare each label with all of them."""
+    labels, matrix = LABELS % classes, W[:, :classes]
+    fitted = new(engine=engine, matrix=matrix)
+    fitted.partial_fit(X, labels, classes=np.arange(classes), sample_weight=WEIGHTS)
+    loss, expected = reference(X, labels, WEIGHTS, matrix=matrix)
+    assert_allclose(fitted.loss_, loss, rtol=1e-6)
+    assert_allclose(fitted.weights_["W"], expected, rtol=0, atol=1e-6)
+    assert ("Equal" in operators(fitted)) == (classes in (65, 255))
 
 
 class Halved(losses.LogLoss):

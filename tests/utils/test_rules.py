@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._utils.params import COUNT, OneOf, Range, Sizes, check_parameters
+from onnxtrain_sklearn._utils.params import COUNT, OneOf, Range, Sizes, check_parameters, registered
 from onnxtrain_sklearn.exceptions import InvalidParameterError
-from onnxtrain_sklearn.losses import LOSSES
+from onnxtrain_sklearn.losses import LOSSES, Huber, Loss
 from onnxtrain_sklearn.models import MODELS
 from onnxtrain_sklearn.optimizers import OPTIMIZERS
 from onnxtrain_sklearn.schedules import SCHEDULES
@@ -61,3 +61,10 @@ def test_name_in_capitals_suggests_the_component(parameter):
         estimator = OrtGradientRegressor(**{parameter: name.upper()})
         with pytest.raises(InvalidParameterError, match=rf"Did you mean '{name}'\?"):
             estimator.fit(X, X[:, 0])
+
+
+def test_subclass_with_inherited_name_replaces_no_class():
+    class Steeper(Huber):
+        pass
+
+    assert registered(Loss, {"__name__": __name__, "Steeper": Steeper, "Loss": Loss, "one": 1}) == {}
