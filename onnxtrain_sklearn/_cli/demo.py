@@ -99,6 +99,7 @@ def _search(name: str) -> Result:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # some of the rates are too small on purpose
         found = [_fit(estimator, split) for estimator in (ours, theirs)]
+        # The curves of both are drawn at one learning rate, and scikit-learn's best one may be another.
         peer = clone(found[1].best_estimator_).set_params(**found[0].best_params_).fit(split.X_train, split.y_train)
     return Result(name, split, found[0], found[1], peer["net"])
 

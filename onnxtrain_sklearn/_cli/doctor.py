@@ -78,6 +78,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> Outcome:
         "optional": {name: _version_of(name) for name in OPTIONAL},
         "onnxruntime": {"version": None, "distributions": installed, "mixed": len(installed) > 1},
     }
+    # Without onnxruntime there is nothing to ask below; the command then says what is installed in its place.
     try:
         packages.require_runtime()
     except RuntimeNotFoundError as error:
@@ -177,7 +178,7 @@ def _check_gradient(engine: str) -> str:
     x = np.array([1.0, -2.0, 0.5], np.float32)
     (got,) = sessions.run_session(session, ["x_grad"], {"x": x})
     error = float(np.abs(got - 3 * x**2).max())
-    if not error < 1e-5:
+    if not error < 1e-5:  # so written, NaN is refused too
         raise ValueError(f"The gradient of the sum of cubes is off by {error:.2g}.")
     return f"off by {error:.1g}"
 
@@ -247,6 +248,7 @@ class Timer:
     epochs: list[float] = field(default_factory=list)
 
     def __call__(self, epoch: Epoch) -> bool:
+        # The first epoch holds what a fit does once, such as compiling the step.
         now = time.perf_counter()
         if epoch.number == 1:
             self.begun = now
@@ -296,7 +298,7 @@ def _bench(options: argparse.Namespace, console: Console) -> Outcome:
         problem = _graph_problem(option, rng, rows)
     elif 2 <= options.classes <= rows:
         X = rng.normal(size=(rows, options.features)).astype(np.float32)
-        problem = Problem(X, np.arange(rows) % options.classes, True)
+        problem = Problem(X, np.arange(rows) % options.classes, True)  # each class occurs
     else:
         raise UsageError(f"--classes must be 2 to {rows}, the rows of {STEPS} minibatches, got {options.classes}.")
     wanted = settings.get("engine", "auto")
@@ -351,6 +353,7 @@ def _timed(
     """Return the microseconds of a step in the fastest epoch and in the middle one, and of a prediction of a row."""
     timer = Timer(options.seconds)
     kind: Any = OrtGradientClassifier if problem.classifies else OrtGradientRegressor
+    # The timer alone ends the fit: no number of epochs, and no loss that stays the same.
     estimator = kind(option.model, batch_size=options.batch, max_iter=10**9, tol=0.0, random_state=0)
     apply_settings(estimator, {"n_iter_no_change": math.inf, **settings})
     estimator.callbacks = [timer]
@@ -372,7 +375,7 @@ def _timed(
         "steps": len(steps) * STEPS,
         "microseconds_per_step": {"least": float(np.min(steps)), "median": float(np.median(steps))},
         "rows_per_second": float(options.batch / np.median(steps) * 1e6),
-        "microseconds_per_prediction": min(predictions) * 1e6,
+        "microseconds_per_prediction": min(predictions) * 1e6,  # what disturbs a call makes it longer
     }
 
 

@@ -58,6 +58,7 @@ def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
         source, trained = selected(source_of(option.model, options.of)[0], patterns)
         source = source.with_frozen_statistics(trained)
     except ModelError as error:
+        # A graph that cannot be trained has facts to show; a fitted model that is refused has no graph.
         if not record.get("nodes"):
             raise
         record |= {"trainable": False, "reason": sentence(error), "parameters": [], "engines": {}}

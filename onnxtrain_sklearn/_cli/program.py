@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with console.warnings_in_a_line():
             outcome = options.run(options, console)
         console.show({"command": name, "succeeded": outcome.succeeded, **outcome.record}, outcome.lines)
-        sys.stdout.flush()
+        sys.stdout.flush()  # a pipe that was closed raises here, and not at exit
         return 0 if outcome.succeeded else FAILED
     except BrokenPipeError:  # the reader of a pipe, such as head, has enough; Python flushes stdout again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -98,6 +98,7 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     Only the command that ``arguments`` name is imported and gets its arguments: importing all of them would delay
     ``--help`` and errors.
     """
+    # The options before a command take no values, so that the first other word is the command.
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser = _Parser(
         "onnxtrain-sklearn",

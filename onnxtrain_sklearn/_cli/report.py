@@ -115,6 +115,7 @@ def _settings(record: Record) -> list[list[str]]:
 
 def _html(title: str, tables: Sequence[ReportTable], picture: bytes | None) -> str:
     def cells(tag: str, texts: Sequence[str]) -> str:
+        # Names of columns and classes come from the table, and may hold markup.
         return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
 
     image = f"<p>{html.escape(NO_PICTURE)}</p>"

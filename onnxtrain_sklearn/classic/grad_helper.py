@@ -385,6 +385,7 @@ def _total(
     if not values and not ones:
         raise ModelError("No output of the graph is a float tensor, so there is nothing to differentiate.")
     op = GraphBuilder(graph, prefix="vjp")
+    # Outputs of other float types are cast: their gradients have their own types again.
     dtype = next(iter([*values, *ones])).dtype or ir.DataType.FLOAT
     products = [(op.Mul(value, seed), value) for value, seed in zip(values, seeds, strict=True)]
     terms = []
@@ -441,6 +442,7 @@ def split(model: ir.Model, outputs: Sequence[str]) -> tuple[ir.Model, ir.Model, 
     keep_outputs(backward, gradients, inputs=True)
     computed = {v.name: v for node in forward.graph for v in node.outputs}
     named = {**computed, **{v.name: v for v in forward.graph.outputs}}
+    # The forward graph is run before its caller has gradients of the outputs.
     forward.graph.inputs[:] = [v for v in forward.graph.inputs if v.name not in seeds]
     keep_outputs(forward, [named[name] for name in dict.fromkeys([*outputs, *names])])
     return forward, backward, names

@@ -181,7 +181,7 @@ class TrainingSession:
             Whether missing or unknown names raise ValueError; else they are ignored.
         """
         self._state.load(dict, strict=strict)
-        self._sums, self._runs = {}, 0
+        self._sums, self._runs = {}, 0  # sums of gradients at the weights before
 
     def get_model_state(self, include_mixed_precision_weights: bool = False) -> dict[str, dict[str, np.ndarray]]:
         """Return copies of the weights, under "full_precision"."""
@@ -445,6 +445,7 @@ class TrainingState:
         missing, unknown = current.keys() - given.keys(), given.keys() - current.keys()
         if strict and (missing or unknown):
             raise ModelError(f"The state does not fit: missing {sorted(missing)}, unknown {sorted(unknown)}.")
+        # All arrays are checked before one is set: a state that does not fit leaves the session as it was.
         new = {name: to_array(given[name]) for name in current if name in given}
         for name, array in new.items():
             if array.shape != current[name].shape or array.dtype != current[name].dtype:
@@ -523,7 +524,7 @@ def trained_weights(graph: ir.Graph, parameters: TrainingParameters) -> dict[str
         raise ModelError("There is no weight to train: the graph has no float initializer that is not left out.")
     for role in ("optimizer_attributes_map", "optimizer_int_attributes_map"):
         require_names(list(getattr(parameters, role)), names, role)
-    for name in names if parameters.training_optimizer_name else ():
+    for name in names if parameters.training_optimizer_name else ():  # refuses unknown ones before any work
         attributes_of(parameters, name)
     return {name: array_of(graph.initializers[name]) for name in names}
 

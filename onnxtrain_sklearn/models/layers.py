@@ -28,6 +28,7 @@ _SELU_SCALE, _SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
 
 def _signs_apart(op: GraphBuilder, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Emit x where it is positive, and ``exp(x) - 1`` where it is negative, in operators that have gradients."""
+    # x - relu(x) is never positive, so that exp does not overflow.
     positive = op.Relu(x)
     return positive, op.Sub(op.Exp(op.Sub(x, positive)), 1.0)
 
@@ -46,6 +47,7 @@ def _selu_minus_x(op: GraphBuilder, x: ir.Value) -> ir.Value:
 
 def _mish_square(op: GraphBuilder, x: ir.Value) -> ir.Value:
     """Emit s² with s = sigmoid(-x): ``tanh(softplus(x)) = (1 - s²) / (1 + s²)``."""
+    # 1 / s is 1 + e^x, which would overflow for large x; s goes to 0.
     s = op.Sigmoid(op.Neg(x))
     return op.Mul(s, s)
 
@@ -347,6 +349,7 @@ class MLP(BaseBuilder):
         """Emit a hidden layer."""
         weight = drawn[f"{name}.weight"]
         n_in, n_out = weight.shape
+        # Batch normalization subtracts the mean, and a bias with it.
         z = dense(op, x, weight, name, bias=self.normalization != "batch")
         if self.normalization is not None:
             z = normalized(op, z, n_out, self.normalization, f"{name}.normalization")

@@ -513,9 +513,10 @@ def category_vectors(columns: Sequence[tuple[int, int]], size: int, rng: np.rand
 
     def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
         codes = op.Gather(x, places, axis=1)
+        # A code out of range would read the vector of another column, as all are rows of one matrix.
         known = op.And(op.GreaterOrEqual(codes, 0.0), op.Less(codes, counts.astype(np.float32)))
         codes = op.Cast(op.Where(known, codes, 0.0), to=int(ir.DataType.INT64))
-        starts = np.cumsum(counts) - counts  # all vectors are rows of one matrix
+        starts = np.cumsum(counts) - counts
         weight = op.parameter("categories.weight", vectors)
         return op.Reshape(op.Gather(weight, op.Add(codes, starts), axis=0), [-1, width])
 
@@ -629,6 +630,7 @@ def _hidden(op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.n
         return ACTIVATIONS[activation](op, h) if deviation is None else op.Add(h, deviation)
     if deviation is None:
         deviation = op.Sub(ACTIVATIONS[activation](op, h), h)
+    # The trained share starts at one, which gives the activation itself.
     return op.Add(h, op.Mul(deviation, op.parameter(own, weights[own])))
 
 
@@ -643,6 +645,7 @@ def _convex_combinations(
     """Return a random convex combination of some values of each column, in a unit of its own."""
     n_rows, n_columns = values.shape
     chosen = values[rng.randint(n_rows, size=(terms, n_columns)), np.arange(n_columns)] / unit
+    # Exponential numbers divided by their sum are uniform among the convex combinations.
     weights = rng.exponential(size=(terms, n_columns))
     return np.asarray((chosen * weights / weights.sum(axis=0)).sum(axis=0))
 
