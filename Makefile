@@ -5,6 +5,7 @@
 #   make test-all        what make test runs, the further cases of every matrix, and slow tests
 #   make prove OP=Resize the gradients of one operator against central differences, in all their forms
 #   make lint            ruff, mypy
+#   make test-dask       training on a Dask cluster, with workers that are killed; EXTRAS=portable,test,dask
 #   make fuzz            broken and hostile models, parameters and data; FUZZ=10000 for so many cases, FIRST=5000 to begin
 #                        there, SEED=4711 for one of them again, ENGINE=portable to differentiate with that engine alone;
 #                        then as many graphs of all opsets, and of further kinds, beside onnxruntime
@@ -68,7 +69,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links clean test-web
+.PHONY: help setup demo quick test test-all test-dask prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -86,6 +87,10 @@ test: $(STAMP) $(LINT)
 
 test-all: $(STAMP) $(LINT)
 	$(PYTEST)
+
+test-dask: $(STAMP)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:cacheprovider tests/dask \
+	  "tests/repository/test_readme.py::test_code_runs[guide/on_a_cluster.md]"
 
 prove: $(STAMP)
 	$(if $(OP),,$(error name an operator, as in: make prove OP=Resize))

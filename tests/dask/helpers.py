@@ -21,10 +21,19 @@ NAMES = [f"x{i}" for i in range(6)]
 @contextmanager
 def cluster_of(n_workers, **options):
     """Start processes, and yield a client of them."""
-    distributed = pytest.importorskip("distributed")
+    dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     settings = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL, **options}
-    with distributed.LocalCluster(n_workers=n_workers, **settings) as cluster, distributed.Client(cluster) as client:
-        yield client
+    # Workers are forks of a process that has imported all: each would take seconds otherwise.
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        context = distributed.utils.get_mp_context()
+        context.set_forkserver_preload(
+            ["distributed", "dask.dataframe", "onnxtrain_sklearn.dask", "tests.dask.helpers"]
+        )
+        with (
+            distributed.LocalCluster(n_workers=n_workers, **settings) as cluster,
+            distributed.Client(cluster) as client,
+        ):
+            yield client
 
 
 def labels(n=1200, n_classes=3):

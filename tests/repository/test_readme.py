@@ -44,6 +44,8 @@ def wording(text: str) -> tuple[list[str], list[float]]:
 def test_code_runs(page, tmp_path, monkeypatch, capsys):
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
+    if any("import dask" in code for _, code in blocks(page)):
+        pytest.importorskip("distributed")
     monkeypatch.chdir(tmp_path)
     namespace, shown = {"__name__": page.stem}, printed(page)
     for line, code in blocks(page):
