@@ -1,9 +1,9 @@
 """Convert fitted scikit-learn models to ONNX, by the converters of this package and of skl2onnx.
 
 :func:`converted` is the entry. skl2onnx orders the estimators and calls one converter for each: that of this package
-where :data:`CONVERTERS` has one for the settings and the types of data, else its own. The nodes and initializers that
-each converter adds are recorded with the estimator, so that parameters can be traced to attributes. The graph has one
-input, a numeric matrix, or one input per column where some columns hold text.
+if :data:`CONVERTERS` has one for the settings and the types of data, else its own. The nodes and initializers that each
+converter adds are recorded with the estimator, so that parameters can be traced to attributes. The graph has one input,
+a numeric matrix, or one input per column if some columns hold text.
 
 :func:`convert` runs a converter of this package inside skl2onnx; :func:`parsers` and :func:`shape_calculators` declare
 its outputs there. :func:`converters_of_boosters` lends skl2onnx the converters of LightGBM and XGBoost.
@@ -58,7 +58,7 @@ CONVERTERS: dict[type, Converter] = {
 
 
 def converter_of(estimator: Estimator) -> Converter | None:
-    """Return the converter for an estimator, None where that of skl2onnx is used."""
+    """Return the converter of this package for an estimator; None if it has none for the class or the settings."""
     found = CONVERTERS.get(type(estimator))
     return found if found is not None and found.takes(estimator) else None
 
@@ -157,7 +157,7 @@ def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tu
 
 
 def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
-    """Return the options of skl2onnx, None where there are none: given any, it searches all estimators of ensembles.
+    """Return the options for skl2onnx, None without any: given options, it searches all estimators of ensembles.
 
     The last classifier of a pipeline needs an entry, if an empty one: else it gets a zipmap, which not all take.
     """
@@ -209,10 +209,18 @@ def _recording(
     def converted(scope: Scope, operator: Operator, container: Container) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
         estimator = operator.raw_operator
-        container.add_node = lambda *names, **attributes: add_node(
-            *names, **{key: _without_booleans(value) for key, value in attributes.items()}
-        )
-        container.initializers_strings.clear()  # else equal arrays of different estimators would be shared
+
+        def add_without_booleans(*names: Any, **attributes: Any) -> Any:
+            for key, value in attributes.items():
+                if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
+                    attributes[key] = [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
+                elif isinstance(value, np.ndarray) and value.dtype == bool:
+                    attributes[key] = value.astype(np.int64)
+            return add_node(*names, **attributes)
+
+        container.add_node = add_without_booleans
+        # skl2onnx shares equal arrays, also of different estimators, which training must tell apart.
+        container.initializers_strings.clear()
         try:
             operator.raw_operator = _with_placeholders(estimator, placeholders)
             source = convert(scope, operator, container)
@@ -233,14 +241,6 @@ def _recording(
     return converted
 
 
-def _without_booleans(value: object) -> object:
-    if isinstance(value, list | tuple) and any(isinstance(v, bool | np.bool_) for v in value):
-        return [int(v) if isinstance(v, bool | np.bool_) else v for v in value]
-    if isinstance(value, np.ndarray) and value.dtype == bool:
-        return value.astype(np.int64)
-    return value
-
-
 # Adapter that runs this package's converters inside skl2onnx.
 #
 # What a converter emits becomes nodes and initializers of skl2onnx's container. skl2onnx orders the estimators and
@@ -259,7 +259,7 @@ _DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
 
 
 def convert(scope: Scope, operator: Operator, container: Container) -> Source | None:
-    """Convert an estimator by a converter of this package and return what it noted, None where there is none."""
+    """Convert an estimator by a converter of this package and return what it noted; None without such a converter."""
     estimator = operator.raw_operator
     own = converter_of(estimator)
     taken = _DTYPES if own is not None and own.takes_text else _NUMBERS
@@ -349,7 +349,7 @@ def _by_position(
 ) -> list[Any]:
     """Parse a ColumnTransformer by positions: matrices within ensembles have no column names.
 
-    skl2onnx ignores the order of the columns where all of them are taken, so that they are selected here.
+    skl2onnx ignores the order of the columns if all of them are taken, so they are selected here.
     """
     parts = [(name, part, list(transformer._transformer_to_input_indices[name]))
              for name, part, _ in transformer.transformers_]  # fmt: skip

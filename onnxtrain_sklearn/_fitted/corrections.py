@@ -207,7 +207,7 @@ _SCALERS = (
 
 
 def where_float32_is_coarse(estimator: Estimator) -> str:
-    """Return what helps where the graph of a model differs from it: float32 is too coarse for some of its numbers."""
+    """Return a remedy for a graph that differs from its model because float32 is too coarse for its numbers."""
     parts = [part for _, part in walk(estimator)]
     why = "float32, in which graphs compute, may be too coarse for it"
     processes = [part for part in parts if isinstance(part, GaussianProcessRegressor)]
@@ -355,7 +355,7 @@ def split_in_double(model: ir.Model, origins: Sequence[Origin], root: Estimator)
 
 
 def _numbers(origin: Origin, root: Estimator) -> np.ndarray | None:
-    """Return the numbers of a parameter as the fitted model has them; None where no attribute holds them."""
+    """Return the numbers of a parameter as the fitted model has them; None if no attribute holds them."""
     if not origin.attribute:
         return None
     there, _ = FORMS[origin.form]

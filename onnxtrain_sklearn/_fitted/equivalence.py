@@ -31,7 +31,7 @@ def require_equal(
     reads_float64: bool,
     advice: str = "",
 ) -> None:
-    """Raise where the predictions of ``model`` differ from ``ours``, by method, on the same rows.
+    """Raise ModelError if the predictions of ``model`` differ from ``ours``, by method, on the same rows.
 
     The message begins with ``what`` and ends with ``advice``. A graph that reads float64 computes as scikit-learn does
     on float64, whatever the type of the rows: scikit-learn scales in the type of the data.
@@ -72,7 +72,7 @@ def _in_float64(rows: MatrixLike) -> Any:
 def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int, ...]) -> np.ndarray:
     """Return the result of a method of the model in a shape.
 
-    Of several labels a row, where the model gives a list: the numbers of all classes, or those of the second ones.
+    If the model gives a list, for several labels a row: the numbers of all classes, or of the second ones.
     """
     model = record.estimator
     if hasattr(model, method):
@@ -107,7 +107,7 @@ def _of_codes(record: ModelRecord, rows: MatrixLike) -> np.ndarray:
 
 
 def _of_each_label(record: ModelRecord, method: str, rows: MatrixLike) -> list[np.ndarray]:
-    """Return the results of the estimators of the labels, where their meta-estimator lacks the method."""
+    """Return the results of the estimators of the labels, whose meta-estimator lacks the method."""
     rows, last = before_last(record.estimator, rows)
     parts = getattr(last, "estimators_", ())
     if not len(parts) or not all(hasattr(part, method) for part in parts):
@@ -137,7 +137,7 @@ def margins(record: ModelRecord, rows: MatrixLike, scores: np.ndarray) -> np.nda
         last_step(of_pairs).set_params(decision_function_shape="ovo", break_ties=False)
         pairs = np.asarray(of_pairs.decision_function(rows)).reshape(len(scores), -1)
         return np.asarray(np.abs(pairs).min(axis=1))
-    if record.is_linear_by_descent:  # probabilities may tie where decision functions do not
+    if record.is_linear_by_descent:  # probabilities may saturate, and tie
         scores = np.asarray(model.decision_function(rows)).reshape(len(scores), -1)
     if scores.shape[1] == 1:
         return np.asarray(np.abs(scores[:, 0]))

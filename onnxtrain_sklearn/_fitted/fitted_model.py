@@ -54,7 +54,7 @@ class Origin:
     owner : tuple of (str or int)
         Attributes and positions that lead from the fitted model to the estimator that holds it.
     attribute : tuple of (str or int)
-        The same from that estimator to the numbers; empty where no attribute holds them as they are.
+        The same from that estimator to the numbers; empty if no attribute holds them as they are.
     form : str
         How the parameter is computed from the attribute, a key of ``provenance.FORMS``.
     role : str
@@ -78,7 +78,7 @@ class FittedModel:
     Attributes
     ----------
     origins : tuple of Origin
-        Where each parameter comes from.
+        The origin of each parameter.
     classes : ndarray, list of ndarray or None
         The labels of a classifier, a list if it predicts several labels per row that are not all 0 or 1; -1 and 1 for
         an outlier detector.
@@ -87,7 +87,7 @@ class FittedModel:
     loss : str or Loss
         The loss that is minimized unless the user names another one.
     n_labels : int or None
-        The number of labels per row, where a classifier predicts several.
+        The number of labels per row of a classifier that predicts several.
     table : Table or None
         The columns of a model that takes text.
     parts : TablePipeline or None
@@ -205,7 +205,7 @@ def assign(owner: Estimator, path: Path, numbers: np.ndarray) -> None:
 # Converts a table to graph inputs: one input per column for inference, one matrix plus encoded text for training.
 #
 # The encoder of the text runs once over the data before training, on the host, on chunks of rows. Its results are kept
-# sparse where dense ones would be large.
+# sparse if dense ones would be large.
 
 
 CHUNK = 2048
@@ -292,8 +292,8 @@ def sample_rows(X: MatrixLike) -> Any:
 
 # Tables with text: the columns that a fitted model takes, and conversion of data to these columns.
 #
-# Missing text becomes a string, "nan" or "None", or another one where the model knows that string as text. A column in
-# which it may also be a value is refused. So is unknown text where the encoder refuses it, as in scikit-learn's
+# Missing text becomes a string, "nan" or "None", or another one if the model knows that string as text. A column in
+# which it may also be a value is refused. So is unknown text if the encoder refuses it, as in scikit-learn's
 # ``predict``.
 
 

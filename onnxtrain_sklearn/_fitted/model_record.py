@@ -49,7 +49,7 @@ def first_step(estimator: Estimator) -> Any:
 
 
 def columns_taken(estimator: Estimator) -> int | None:
-    """Return the number of columns that the converter of an estimator takes, None where it is not known.
+    """Return the number of columns that the converter of an estimator takes, None if unknown.
 
     A TransformedTargetRegressor is converted behind the steps that come before its last one.
     """
@@ -110,7 +110,7 @@ class Threshold:
         The meta-estimator that holds it.
     limit : float
     positive : int
-        Index of the class that is chosen where the limit is reached.
+        Index of the class that is chosen if the limit is reached.
     of_probabilities : bool
         Whether the limit is one of probabilities; else it is one of the decision function.
     """
@@ -133,7 +133,7 @@ class ModelRecord:
         The last step of its pipelines, without searches, thresholds and other wrappers.
     task : {"regression", "classification", "outlier_detection", "clustering", "none"}
     outputs : tuple of ndarray or None
-        The classes of each label, where a classifier predicts several labels per row.
+        The classes of each label of a classifier that predicts several labels per row.
     has_probabilities, has_decision_function : bool
         Whether the model has ``predict_proba`` and ``decision_function``.
     threshold : Threshold or None
@@ -207,7 +207,7 @@ class ModelRecord:
 
     @cached_property
     def classes(self) -> np.ndarray | list[np.ndarray] | None:
-        """The labels of a classifier in the order of its scores, a list of them where there are several labels.
+        """The labels of a classifier in the order of its scores, a list of them if there are several labels.
 
         Those of labels that are 0 or 1 are the positions of the labels.
         """
@@ -242,6 +242,7 @@ def record_of(estimator: Estimator) -> ModelRecord:
 
 
 def _outputs_of_step(last: Estimator) -> tuple[np.ndarray, ...] | None:
+    """Return the classes of each label of a classifier that predicts several labels per row; None for one label."""
     classes = getattr(last, "classes_", None)
     if isinstance(classes, list):
         return tuple(np.asarray(known) for known in classes)

@@ -112,7 +112,7 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
     origins = list(split_in_double(model, origins, estimator))
-    # Votes of training points are trained only where nothing else is, which can be written back.
+    # Votes of training points are trained only if nothing else is: trained votes cannot be written back.
     trained = parameters_of(model.graph, model.graph.outputs[0])
     others = [one for one in origins if one.form != VOTES]
     origins = others if any(one.name in trained for one in others) else origins
@@ -161,7 +161,7 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) ->
 
 
 def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
-    """Return the loss of the last step, where there is one for it here."""
+    """Return the loss that the last step was fitted with, or the nearest one of this package."""
     last = record.last
     if record.gives_labels:
         machine = last.estimators_[0] if record.is_one_vs_one else last

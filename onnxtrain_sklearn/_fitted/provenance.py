@@ -2,7 +2,7 @@
 
 The converters of this package say which attribute a parameter comes from. For those of others, :func:`named` compares
 its numbers with the fitted numbers of the estimator whose converter made it, in each of :data:`FORMS`: as they are,
-transposed, as reciprocals. Where several attributes have the same numbers, a :class:`Tracer` decides. The
+transposed, as reciprocals. If several attributes have the same numbers, a :class:`Tracer` decides. The
 :class:`Origin` gives the parameter its name, tells a weight from a setting, and tells ``to_sklearn()`` where to write.
 """
 
@@ -105,7 +105,7 @@ def named(
 def _found(
     tracer: Tracer, name: str, path: Path, owner: Estimator, value: ir.Value, role: Role | None
 ) -> tuple[Path, str]:
-    """Return the attribute of a parameter that another converter made, by its numbers; () where there is none.
+    """Return the attribute of a parameter that another converter made, by its numbers; () without one.
 
     Leaves have no attribute. Numbers that are trivial, or equal to several attributes, do not tell: those of a copy of
     the model, in which all numbers differ, do.
@@ -151,7 +151,7 @@ def _dotted(path: Path) -> str:
 
 
 def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:
-    """Return the names of the steps that lead to an estimator, or its class where none has one."""
+    """Return the names of the steps that lead to an estimator, or its class if no step has a name."""
     names: list[str] = []
     value: Any = root
     for i, part in enumerate(path):
@@ -234,7 +234,7 @@ class Tracer:
         self._root, self._structure, self._convert = root, structure, convert
 
     def array(self, name: str) -> np.ndarray | None:
-        """Return the parameter ``name`` of the copy's graph; None where the copy has another graph."""
+        """Return the parameter ``name`` of the copy's graph; None if the copy has another graph."""
         value = None if self._graph is None else self._graph.initializers.get(name)
         return None if value is None or value.const_value is None else value.const_value.numpy()
 
@@ -345,7 +345,7 @@ def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.
 
 
 def _factor(owner: Estimator) -> float:
-    """Return the factor of the leaves where all values are zero."""
+    """Return the factor of leaves that are all zero, which no quotient tells."""
     if isinstance(owner, ensemble.GradientBoostingClassifier | ensemble.GradientBoostingRegressor):
         return float(owner.learning_rate)
     averages = isinstance(owner, ensemble.RandomForestRegressor | ensemble.ExtraTreesRegressor)

@@ -1,7 +1,7 @@
 """Make a converted graph end in scores that a loss can be computed on, and keep its decision rule.
 
 A converted graph ends in probabilities, or in scores that may be redundant. :func:`expose_scores`, and for several
-labels a row :func:`expose_labels`, change it to end in scores, or in an activation of scores. Where the label is not
+labels a row :func:`expose_labels`, change it to end in scores, or in an activation of scores. If the label is not
 that of the largest score, the rule becomes an output of its own, :data:`CHOICE`: votes of pairs of classes
 (:func:`keep_votes`), the first of tied classes (:func:`keep_first_of_ties`), and decision thresholds
 (:func:`keep_threshold`). The scores are trained, and the rule goes on deciding.
@@ -48,7 +48,7 @@ def prune(model: ir.Model, position: int) -> None:
     for value in kept:
         if not isinstance(value.type, ir.TensorType):
             raise ModelError(f"Its output {value.name!r} is not a tensor. Only tensors can be trained.")
-        value.shape = None  # skl2onnx declares two columns where there is one
+        value.shape = None  # skl2onnx may declare two columns for one
     keep_outputs(model, kept)
 
 
@@ -86,7 +86,7 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin
 
 
 def normalize_leaves(model: ir.Model, name: str, share: float, groups: np.ndarray, *, several: bool) -> bool:
-    """Normalize the numbers of leaves to the sum ``share``, in place; False where they have another sum."""
+    """Normalize the numbers of leaves to the sum ``share``, in place; False if they have another sum."""
     value = model.graph.initializers[name]
     assert value.const_value is not None
     p = value.const_value.numpy() / share
@@ -127,7 +127,7 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
     """Change a graph to end in scores, or in an activation of scores.
 
     ``probabilities`` says whether the output holds probabilities or margins; None: predictions of a regressor.
-    ``margin`` is the column of the second class where two margins are each other's negatives.
+    ``margin`` is the column of the second class if two margins are each other's negatives.
     """
     if probabilities is None:
         _put_exponential_last(model.graph)
@@ -173,13 +173,13 @@ def ends_in(value: ir.Value, op_type: str) -> bool:
 
 
 def input_of(value: ir.Value, op_type: str) -> ir.Value | None:
-    """Return the first input of the operator that computes ``value``; None where it is of another type."""
+    """Return the first input of the operator that computes ``value``; None if it is of another type."""
     node = value.producer()
     return node.inputs[0] if node is not None and node.op_type == op_type else None
 
 
 def _single_column(output: ir.Value) -> ir.Value | None:
-    """Return the score s, or its sigmoid, where the output has the columns (-s, s), or their sigmoids."""
+    """Return the score s, or its sigmoid, of an output with the columns (-s, s), or their sigmoids; else None."""
     concat = output.producer()
     if concat is None or concat.op_type != "Concat" or len(concat.inputs) != 2:
         return None
@@ -386,8 +386,8 @@ PAIRS, CHOICE = "pairs", "choice"
 def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
     """Add outputs for decisions by votes to a graph with operators of ai.onnx.ml, in place.
 
-    The index of the class, where probabilities need not agree with the votes and no threshold decides, and the scores
-    of pairs of classes, where the decision function counts votes: these have no gradient.
+    One is the index of the class, if probabilities need not agree with the votes and no threshold decides. The other
+    holds the scores of pairs of classes, if the decision function counts votes, which have no gradient.
     """
     last, decides, probable = record.last, record.threshold is None, record.has_probabilities
     marks = next((one.marked for one in conversions if one.estimator is last), {})

@@ -1,4 +1,4 @@
-"""Names that scikit-learn does not promise to keep, each imported where it is first asked for.
+"""Names that scikit-learn does not promise to keep, each imported when it is first asked for.
 
 Nothing here is imported with the package: an estimator that trains a graph of its own never needs these names, and a
 release of scikit-learn that renames one of them breaks only the fitted models that need it. No other module of the

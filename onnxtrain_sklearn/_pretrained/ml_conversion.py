@@ -80,6 +80,9 @@ def fitted_file(
     prepare_text(model.graph)
     declare_columns(model.graph)
     free_batch_axis(model)
+
+    # The outputs: a label, and the numbers that are trained. Run the graph on random rows to tell what these hold, and
+    # whether a row has several labels: the shapes that skl2onnx declares are often wrong.
     label = next((v for v in model.graph.outputs if v.dtype in (ir.DataType.INT64, ir.DataType.STRING)), None)
     final = trained_output_of(model.graph, output, sequences=label is not None)
     probed = None if label is None else _probed(model, label, final)
@@ -154,6 +157,8 @@ def _trainable_file(
     output holds two margins that are each other's negatives.
     """
     graph, name, labels = model.graph, final.name, known.labels
+
+    # Keep the trained output, and the decision rule of a support vector machine, while its operators still exist.
     labels_first = labels is not None and has_labels_first(final, len(labels))
     graph.outputs[:] = [plain_value(value) for value in parts_of(final)]
     if label is not None and labels is None and (machine := machine_of_votes(label)) is not None:
@@ -162,6 +167,8 @@ def _trainable_file(
             pairs = any(value.name == PAIRS for value in graph.outputs)
             known = replace(known, loss="hinge", of_pairs=pairs and maker_of(final) == (machine, 1))
     keep_outputs(model, graph.outputs)
+
+    # Rewrite the operators of ai.onnx.ml, whose attributes become parameters.
     narrow_selected_doubles(graph)
     drop_needless_norms(infer_shapes(model).graph)
     transforms = {node.name or "": post_transform_of(node) for node in graph}
@@ -171,6 +178,8 @@ def _trainable_file(
     for role in rewritten.roles:
         if role.operator == f"{ML}.TreeEnsembleClassifier" and transforms[role.node] == "NONE":
             keep_leaf_shares(model, role)
+
+    # End in scores, of classes in sorted order.
     if labels is not None:
         end_in_labels(model, labels, probable=known.of_probabilities, labels_first=labels_first)
     elif label is not None and isinstance(known.classes, np.ndarray):
@@ -189,6 +198,8 @@ def _trainable_file(
         raise
     except ModelError as error:
         raise ModelError(_WITHOUT_GRADIENT.format(name=name)) from error
+
+    # Numbers that are settings are no parameters; neither are numbers before the text is encoded.
     settings = {role.name for role in rewritten.roles if is_fixed_role(role, source)}
     hold_as_constants(source.model.graph, settings)
     source = replace(source, parameters=tuple(n for n in source.parameters if n not in settings))
@@ -241,7 +252,7 @@ def _probed(model: ir.Model, label: ir.Value, final: ir.Value) -> tuple[np.ndarr
     values = {v.name: v for node in copy.graph for v in node.outputs}
     shown = [values[label.name], values[final.name]]
     for value in shown:
-        value.shape = None  # onnxruntime prints a warning where another one is declared
+        value.shape = None  # onnxruntime warns if the declared one is another
     keep_outputs(copy, shown)
     feeds = dict[str, np.ndarray]()
     for spec in map(spec_of, copy.graph.inputs):

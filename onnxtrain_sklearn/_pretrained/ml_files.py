@@ -208,7 +208,7 @@ _AS_TEXT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "StringNormal
 
 
 def prepare_text(graph: ir.Graph) -> None:
-    """Lower-case in a locale that is installed, where none is named; declare the columns of counted words."""
+    """Lower-case in an installed locale unless the graph names one; declare the columns of counted words."""
     for node in graph:
         if node.op_type == "StringNormalizer" and "locale" not in node.attributes and not node.domain:
             locale = sessions.text_locale()

@@ -220,13 +220,14 @@ class TestData:
 
     def test_many_rows_come_in_chunks(self, monkeypatch):
         tuned = table_regressor(fitted_to_table(encoded())).fit(FRAME, NUMBER)
-        expected, chunk, sizes = tuned.predict(FRAME), inference.Predictor._chunk, []
+        expected, pieces_of, sizes = tuned.predict(FRAME), inference.Predictor.pieces_of, []
 
-        def noted(self, data, rows, output):
-            sizes.append(rows.stop - rows.start)
-            return chunk(self, data, rows, output)
+        def noted(self, columns, rows=None):
+            pieces = pieces_of(self, columns, rows)
+            sizes.extend(piece.stop - piece.start for piece in pieces)
+            return pieces
 
-        monkeypatch.setattr(inference.Predictor, "_chunk", noted)
+        monkeypatch.setattr(inference.Predictor, "pieces_of", noted)
         assert_array_equal(tuned.predict(pd.concat([FRAME] * 100))[-N:], expected)
         assert len(sizes) == 2
         sizes.clear()

@@ -32,7 +32,7 @@ class ParameterSource:
     Attributes
     ----------
     name : str
-        The initializer, or the node of ai.onnx.ml whose numbers become initializers where it is rewritten.
+        The initializer, or the node of ai.onnx.ml whose numbers become initializers when it is rewritten.
     owner : object
         The estimator that holds the attribute.
     attribute : tuple of (str or int)
@@ -201,9 +201,9 @@ class Converter:
     Attributes
     ----------
     emit : callable
-        ``emit(source)`` returns the outputs, or None where skl2onnx's own converter does.
+        ``emit(source)`` returns the outputs, or None if skl2onnx's own converter is to.
     columns : callable or None
-        The number of output columns of the estimator; None where skl2onnx declares it.
+        The number of output columns of the estimator; None if skl2onnx declares it.
     takes : callable
         Whether the converter supports the settings of the estimator.
     takes_text : bool

@@ -28,7 +28,7 @@ MINUS_LOG_OF_ZERO = 1e9
 """How far below zero the logarithm of a probability of zero is taken to be."""
 
 MARGINS = "margins"
-"""Marks the scores of classes where probabilities saturate: the class is that of the largest one."""
+"""Marks the scores of classes whose probabilities saturate: the class is that of the largest score."""
 
 
 def linear_scores(s: Source, x: ir.Value | None = None) -> ir.Value:
@@ -275,7 +275,7 @@ def _network_activation(op: GraphBuilder, x: ir.Value, activation: str) -> ir.Va
     return result
 
 
-# Converters of linear projections: ``(X - mean_) @ components_.T``, whitened where that is set.
+# Converters of linear projections: ``(X - mean_) @ components_.T``, whitened if that is set.
 
 
 def _projected(s: Source) -> ir.Value:

@@ -59,7 +59,7 @@ def _calibrated(s: Source) -> Sequence[ir.Value]:
 
 
 def _by_class(s: Source, one: Estimator) -> ir.Value:
-    """Calibrate each class against the rest; where all probabilities are zero, they become equal."""
+    """Calibrate each class against the rest; if all probabilities are zero, they become equal."""
     op, classes = s.op, len(one.classes)
     given = _scores_to_calibrate(s, one)
     if classes == 2:
@@ -149,7 +149,7 @@ Inverse = Callable[[Source, ir.Value, Path], ir.Value]
 
 
 def _scaled(shift: str | None = None) -> Inverse:
-    """Return the inverse of a transformer that subtracts its shift and divides by its scale, where it has them."""
+    """Return the inverse of a transformer that subtracts its shift and divides by its scale, if it has them."""
 
     def inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
         transformer = follow(s.estimator, path)
@@ -172,7 +172,7 @@ def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
     op, transformer = s.op, follow(s.estimator, path)
     if divides_by_zero(transformer):
         raise ModelError(
-            "A PowerTransformer of targets has no ONNX form where an exponent is next to 0, or to 2 by Yeo and Johnson."
+            "A PowerTransformer of targets has no ONNX form if an exponent is next to 0, or to 2 by Yeo and Johnson."
         )
     if transformer.standardize:
         y = _target_inverse(s, y, (*path, "_scaler"))
@@ -242,7 +242,7 @@ def _outputs(regressor: TransformedTargetRegressor) -> int:
 
 # Converters of classifiers that hold one estimator for each of several outputs.
 #
-# The labels that they give are stand-ins: labels are made of the scores where predictions are.
+# Their labels are stand-ins: the graph of predictions makes labels from the scores.
 
 
 T = TypeVar("T")

@@ -253,7 +253,7 @@ def _power_transform(s: Source) -> ir.Value:
 
 
 def _power_of(op: GraphBuilder, logarithm: ir.Value, exponent: ir.Value, values: np.ndarray) -> ir.Value:
-    """Return (exp(exponent logarithm) - 1) / exponent; its series where one of the ``values`` is next to zero."""
+    """Return (exp(exponent logarithm) - 1) / exponent; its series if one of the ``values`` is next to zero."""
     product = op.Mul(logarithm, exponent)
     if np.abs(values).min() >= NEAR_ZERO:
         return op.Div(op.Sub(op.Exp(product), 1.0), exponent)
@@ -273,7 +273,7 @@ def _per_feature(emit: Callable[[Source], ir.Value]) -> Converter:
 def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
     """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
 
-    With ``below`` the last one that is less than it; the first where there is none. Positions count through the whole
+    With ``below`` the last one that is less than it; the first if there is none. Positions count through the whole
     table. This is a binary search over tensors of the shape of ``x``.
     """
     columns, count = table.shape
@@ -427,7 +427,7 @@ def _encoded(s: Source) -> list[ir.Value] | None:
 
 
 def _single_columns(s: Source) -> list[ir.Value] | None:
-    """Return the columns of the data one by one; None where the inputs do not say how many they are."""
+    """Return the columns of the data one by one; None if the inputs do not say how many they are."""
     columns, left = list[ir.Value](), int(s.estimator.n_features_in_)
     for value in s.inputs:
         size = value.shape[1] if value.shape is not None else None
@@ -494,7 +494,7 @@ def _tables(encoder: Encoder) -> list[np.ndarray]:
 
 
 def _rare(encoder: Encoder, column: int) -> np.ndarray | None:
-    """Return the infrequent categories of a column, None where it has none."""
+    """Return the infrequent categories of a column, None without any."""
     found = getattr(encoder, "infrequent_categories_", None)
     return None if found is None else found[column]
 

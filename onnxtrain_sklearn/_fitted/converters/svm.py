@@ -106,7 +106,7 @@ def _one_vs_one(s: Source) -> Sequence[ir.Value]:
 def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value, classes: int) -> ir.Value:
     """Return one score per class: its votes, and less than a third of a vote from the sum of its confidences.
 
-    ``second`` is 1 where the second class of a pair is predicted, else 0. A positive confidence speaks for it.
+    ``second`` is 1 if the second class of a pair is predicted, else 0. A positive confidence speaks for it.
     """
     one = np.eye(classes, dtype=np.float32)
     first, last = (one[list(side)] for side in zip(*combinations(range(classes), 2), strict=True))

@@ -1,7 +1,7 @@
 """Convert trees, forests and gradient boosting.
 
 The operators walk through trees twenty times faster than operators of the default domain would, so that they are kept.
-The numbers of their leaves become parameters where the graph is rewritten.
+The numbers of their leaves become parameters when the graph is rewritten.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def float32_cuts(thresholds: np.ndarray) -> np.ndarray:
 # Converters of decision trees and forests, whose leaves hold numbers, or a probability for each class of each output.
 #
 # The probabilities of two classes are one number per leaf, that of the second class. Labels of several outputs are
-# stand-ins: labels are made of the scores where predictions are.
+# stand-ins: the graph of predictions makes labels from the scores.
 
 
 def _forest_regressor(s: Source) -> Sequence[ir.Value]:
@@ -259,7 +259,7 @@ def _are_texts(categories: np.ndarray) -> bool:
 
 
 def encoder_of_text(model: Estimator, column: int) -> OrdinalEncoder | None:
-    """Return an encoder of the known categories of a column, -1 for the others; None where they are no texts."""
+    """Return an encoder of the known categories of a column, -1 for the others; None if they are no texts."""
     known = _without_missing(categories_by_column(model).get(column, np.empty(0)))
     if not _are_texts(known):
         return None
@@ -269,7 +269,7 @@ def encoder_of_text(model: Estimator, column: int) -> OrdinalEncoder | None:
 
 # Converters of gradient boosting: a start, and the sum of the trees' leaves.
 #
-# The start is a parameter where an attribute holds it. The scores of classes go through a sigmoid or a softmax.
+# The start is a parameter if an attribute holds it. The scores of classes go through a sigmoid or a softmax.
 
 
 def _boosting_regressor(s: Source) -> Sequence[ir.Value]:
@@ -311,7 +311,7 @@ def _sum_of_trees(s: Source) -> ir.Value:
 
 
 def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets: int) -> Attributes:
-    """Return the attributes of the leaves where each stage has one tree per target."""
+    """Return the attributes of the leaves of a model whose stages have one tree per target."""
     return leaves_of_targets(ends, weights, [i % targets for i in range(len(ends))], targets)
 
 
