@@ -16,9 +16,8 @@ from onnxtrain_sklearn import (
     TabMRegressor,
     load_training,
 )
-from onnxtrain_sklearn._export.folder import training_folder, write_folder
-from onnxtrain_sklearn._recipes.ensemble import source_of_networks, untrained_networks
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.recipes import export_network, untrained
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import VALIDATOR, Folder
 
@@ -66,7 +65,7 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
     given = X.fillna({"city": ""})
     for _ in range(4):
         training.partial_fit(given, y)
-    (one,) = untrained_networks(clone(recipe), X, y)
+    (one,) = untrained(recipe, X, y)
     network, matrix = quietly(one.network.set_params(shuffle=False).fit, one.matrix, one.values), one.matrix
     expected = network._state.parameters.vector
     np.testing.assert_allclose(training.state["parameters"], expected, rtol=0, atol=5e-6 * max(1, abs(expected).max()))
@@ -90,7 +89,7 @@ def test_several_networks_are_trained_each_as_alone(case, columns, tmp_path):
     given = X.fillna({"city": ""})
     for _ in range(4):
         training.partial_fit(given, y)
-    each = list(untrained_networks(clone(recipe), X, y))
+    each = untrained(recipe, X, y)
     assert len(each) == 3
     for number, one in enumerate(each):
         quietly(one.network.set_params(shuffle=False).fit, one.matrix, one.values)
@@ -138,8 +137,8 @@ def test_joint_training_equals_separate_training(case, form, tmp_path):
     y, X = target(X, RECIPES[case][1]), X[["age", "pay"]]
     recipe.export_training(tmp_path / "both", X, y)
     alone = []
-    for number, one in enumerate(untrained_networks(clone(recipe), X, y)):
-        write_folder(training_folder(source_of_networks("", [one], "any"), "both"), tmp_path / str(number))
+    for number, one in enumerate(untrained(recipe, X, y)):
+        export_network(one, tmp_path / str(number))
         alone.append(Folder(tmp_path / str(number)))
     both, (first, second) = Folder(tmp_path / "both"), alone
     numbers = y[:, None] if RECIPES[case][1] == "numbers" else np.searchsorted(np.unique(y), y)

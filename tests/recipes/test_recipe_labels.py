@@ -6,7 +6,6 @@ import pickle
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pandas as pd
 import pytest
 import scipy.sparse as sp
@@ -20,10 +19,9 @@ from sklearn.utils import get_tags
 from sklearn.utils.class_weight import compute_sample_weight
 
 from onnxtrain_sklearn import RealMLPClassifier, TabMClassifier, load_training
-from onnxtrain_sklearn._recipes.ensemble import Member, assembled, untrained_networks, validation_folds
-from onnxtrain_sklearn._recipes.raw_table import read_table
 from onnxtrain_sklearn.callbacks import EarlyStopping
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.recipes import held_out, member, outputs_of, untrained
 from tests.helpers.sessions import evaluate
 from tests.helpers.training import quietly
 
@@ -91,18 +89,9 @@ class TestPredictions:
         assert np.ptp(p.sum(axis=1)) > 1  # no row of shares
 
     def test_of_several_networks_are_those_of_the_mean(self):
-        members = []
-        for seed in range(3):
-            fitted = clone(SMALL).set_params(random_state=seed, validation_fraction=None).fit(X, Y)
-            table = read_table(fitted, X, reset=False)
-            network = fitted._network(fitted._inputs, len(X), seed).fit(
-                fitted._inputs.transform(table, fitted._device), Y
-            )
-            members.append(Member(fitted._inputs, network.to_onnx().SerializeToString()))
-        single = [
-            evaluate(ir.to_proto(assembled([member], "multilabel", np.arange(3))), **feeds()) for member in members
-        ]
-        labels, probabilities = evaluate(ir.to_proto(assembled(members, "multilabel", np.arange(3))), **feeds())
+        members = [member(SMALL, X, Y, seed) for seed in range(3)]
+        single = [outputs_of([one], "multilabel", **feeds()) for one in members]
+        labels, probabilities = outputs_of(members, "multilabel", **feeds())
         mean = np.mean([found[1] for found in single], axis=0)
         assert_allclose(probabilities, mean, atol=1e-6)
         assert_array_equal(labels, mean > 0.5)
@@ -127,7 +116,7 @@ class TestLoss:
         classifier = clone(CLASSIFIERS[name]).set_params(max_iter=8, callbacks=[EarlyStopping("validation_loss", 99)])
         classifier.fit(X, Y, sample_weight=weights)
         used = np.arange(len(Y)) if weights is None else np.flatnonzero(weights)
-        ((_, held),) = validation_folds(used, None, 1, 0.2, np.random.RandomState(0))
+        held = held_out(used)
         own, p = None if weights is None else weights[held], classifier.predict_proba(X.iloc[held])
         best = max(classifier.history_, key=lambda row: row["validation_score"])
         assert best["validation_score"] == pytest.approx(-reference(Y[held], p, own), rel=1e-5)
@@ -219,7 +208,7 @@ class TestValidation:
     def test_score_chooses_the_epoch(self, scoring):
         classifier = clone(SMALL).set_params(scoring=scoring).fit(X, Y)
         (scores,) = classifier.validation_scores_
-        ((_, held),) = validation_folds(np.arange(len(Y)), None, 1, 0.2, np.random.RandomState(0))
+        held = held_out(np.arange(len(Y)))
         rows = X.iloc[held]
         if scoring == "neg_log_loss":
             p = classifier.predict_proba(rows)
@@ -270,7 +259,7 @@ class TestTrainingFiles:
         given = X.fillna({"corner": ""})
         for _ in range(4):
             training.partial_fit(given, Y)
-        each = list(untrained_networks(clone(classifier), X, Y))
+        each = untrained(classifier, X, Y)
         assert len(each) == count
         for one in each:
             quietly(one.network.set_params(shuffle=False).fit, one.matrix, one.values)

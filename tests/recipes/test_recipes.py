@@ -6,7 +6,6 @@ import pickle
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pandas as pd
 import pytest
 from numpy.testing import assert_allclose
@@ -17,10 +16,10 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, Runtime, TabMClassifier, TabMRegressor
-from onnxtrain_sklearn._recipes.ensemble import Member, assembled, validation_folds
 from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning
 from tests.helpers.gpu import gpu
 from tests.helpers.observed import forbid_sessions, wrap_passes
+from tests.helpers.recipes import folds, held_out, member, outputs_of
 from tests.helpers.sessions import evaluate
 
 SMALL = {"variant": "td-s", "hidden_layer_sizes": (16,), "max_iter": 12, "random_state": 0}
@@ -88,29 +87,17 @@ def test_graph_of_a_table_of_numbers_takes_a_matrix(regressor, n_ensembles):
 
 def test_ensemble_is_the_mean_of_its_members():
     X, y = load_iris(return_X_y=True)
-    classifier = RealMLPClassifier(**SMALL)
-    members = []
-    for seed in range(3):
-        fitted = clone(classifier).set_params(random_state=seed, validation_fraction=None).fit(X, y)
-        network = fitted._network(fitted._inputs, len(X), seed)
-        network.fit(fitted._inputs.transform(_table(fitted, X), fitted._device), y)
-        members.append(Member(fitted._inputs, network.to_onnx().SerializeToString()))
+    members = [member(RealMLPClassifier(**SMALL), X, y, seed) for seed in range(3)]
     feeds = {"X": X.astype(np.float32)}
-    single = [evaluate(ir.to_proto(assembled([member], "multiclass", np.arange(3))), **feeds)[1] for member in members]
-    labels, probabilities = evaluate(ir.to_proto(assembled(members, "multiclass", np.arange(3))), **feeds)
+    single = [outputs_of([one], "multiclass", **feeds)[1] for one in members]
+    labels, probabilities = outputs_of(members, "multiclass", **feeds)
     np.testing.assert_allclose(probabilities, np.mean(single, axis=0), atol=1e-6)
     np.testing.assert_array_equal(labels, probabilities.argmax(axis=1))
 
 
-def _table(estimator, X):
-    from onnxtrain_sklearn._recipes.raw_table import read_table
-
-    return read_table(estimator, X, reset=False)
-
-
 def test_each_network_holds_out_other_rows():
     labels = np.repeat([0, 1, 2], [60, 30, 1])
-    splits = list(validation_folds(np.arange(91), labels, 3, 0.2, np.random.RandomState(0)))
+    splits = folds(np.arange(91), labels, 3, 0.2)
     assert len(splits) == 3
     for rows, held in splits:
         assert sorted([*rows, *held]) == list(range(91))
@@ -120,7 +107,7 @@ def test_each_network_holds_out_other_rows():
 
 @pytest.mark.parametrize(("count", "fraction", "expected"), [(1, 0.5, 50), (1, 0.1, 10), (10, 0.5, 10), (2, None, 0)])
 def test_size_of_the_validation_part(count, fraction, expected):
-    splits = list(validation_folds(np.arange(100), None, count, fraction, np.random.RandomState(0)))
+    splits = folds(np.arange(100), None, count, fraction)
     assert [len(held) for _, held in splits] == [expected] * count
 
 
@@ -129,7 +116,7 @@ def test_the_epoch_that_validates_best_is_kept():
     regressor = RealMLPRegressor("td-s", hidden_layer_sizes=64, max_iter=60, random_state=0).fit(X, y)
     (scores,) = regressor.validation_scores_
     assert len(scores) == regressor.n_iter_ == 60
-    ((_, held),) = validation_folds(np.arange(len(y)), None, 1, 0.2, np.random.RandomState(0))
+    held = held_out(np.arange(len(y)))
     assert regressor.score(X[held], y[held]) == pytest.approx(max(scores), abs=1e-5)
     assert scores[-1] < max(scores) - 1e-3
     last = clone(regressor).set_params(validation_fraction=None).fit(X, y)
@@ -144,7 +131,7 @@ def test_scoring_chooses_the_epoch(kind):
     settings = {"max_iter": 30, "random_state": 0, "hidden_layer_sizes": 16}
     classifier = kind(scoring="neg_log_loss", **settings).fit(X, y)
     (scores,) = classifier.validation_scores_
-    ((_, held),) = validation_folds(np.arange(len(y)), y, 1, 0.2, np.random.RandomState(0))
+    held = held_out(np.arange(len(y)), y)
     assert 3 not in y[held]
     own = -log_loss(y[held], classifier.predict_proba(X[held]), labels=classifier.classes_)
     assert own == pytest.approx(max(scores), rel=1e-4)
