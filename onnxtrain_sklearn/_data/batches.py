@@ -468,7 +468,7 @@ class BlockBatches:
 T = TypeVar("T")
 
 
-def read_ahead(read: Callable[[int], T], order: Iterable[int], prefetch: int) -> Iterator[T]:
+def read_ahead(read: Callable[[int], T], order: Iterable[int], prefetch: int) -> Generator[T]:
     """Yield ``read(i)`` for each i, in order; a thread reads up to ``prefetch`` results before they are asked for.
 
     Closing the iterator, or an error in ``read``, ends the thread.

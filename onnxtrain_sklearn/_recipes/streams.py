@@ -9,7 +9,8 @@ prepared whenever they are needed: a prepared copy of the table would need as mu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -181,8 +182,9 @@ class BlockExamples:
         columns, whole = (self._merged(chosen) for chosen in (sorted(folds), sorted(self._statistics)))
 
         def read(places: Sequence[int]) -> Iterator[np.ndarray]:
-            for table in self._tables(rows.tolist()):
-                yield numbers_of(table, places)
+            with closing(self._tables(rows.tolist())) as tables:
+                for table in tables:
+                    yield numbers_of(table, places)
 
         scaling, drops = SCALINGS[recipe.scaling], recipe.drops_constants
         return fit_to_statistics(self._names, columns, whole, scaling, rng, read, drops_constants=drops)
@@ -198,14 +200,16 @@ class BlockExamples:
         """Gather the statistics of the columns in each fold, and warn of columns that may be misread."""
         recipe, used, declared = self._recipe, list(self._fold), list[tuple[bool, ...]]()
         stride, sample = max(1, -(-sum(self._counts.values()) // SAMPLE_ROWS)), list[tuple[np.ndarray, ...]]()
-        for i, table in zip(used, self._tables(used, reset=True), strict=True):
-            with named_block(self.source, i):
-                flags, self._names = _categorical_flags(table, recipe.categorical_features), table.names
-                found = self._statistics.setdefault(self._fold[i], [ColumnStatistics() for _ in table.names])
-                for one, name, column, flag in zip(found, table.names, table.columns, flags, strict=True):
-                    one.update(name, column, categorical=flag)
-                declared.append(table.declared)
-                sample.append(table.rows(np.arange(0, len(table), stride)).columns)
+        # An error holds the generator by its traceback: closing it ends the thread that reads ahead.
+        with closing(self._tables(used, reset=True)) as tables:
+            for i, table in zip(used, tables, strict=True):
+                with named_block(self.source, i):
+                    flags, self._names = _categorical_flags(table, recipe.categorical_features), table.names
+                    found = self._statistics.setdefault(self._fold[i], [ColumnStatistics() for _ in table.names])
+                    for one, name, column, flag in zip(found, table.names, table.columns, flags, strict=True):
+                        one.update(name, column, categorical=flag)
+                    declared.append(table.declared)
+                    sample.append(table.rows(np.arange(0, len(table), stride)).columns)
         self._warned |= {"X", *(f"Column {name!r} of X" for name in self._names)}
         all_declared = tuple(map(any, zip(*declared, strict=True)))
         # A column is of objects in the joined sample if it is one in any block.
@@ -217,15 +221,16 @@ class BlockExamples:
                 if one.kind == "text":
                     warn_of_texts(name, one.known, total, has_codes=own)
 
-    def _tables(self, blocks: Sequence[int], *, reset: bool = False) -> Iterator[RawTable]:
+    def _tables(self, blocks: Sequence[int], *, reset: bool = False) -> Generator[RawTable]:
         """Yield the rows of some blocks that count; ``reset`` takes names and number of the columns from the first."""
-        for i, (X, y, weights) in zip(blocks, read_ahead(self._read, blocks, self.prefetch), strict=True):
-            with named_block(self.source, i):
-                X = with_categories(self.source, X)
-                table = read_table(self._recipe, X, reset=reset and i == blocks[0], warned=self._warned)
-                weights = self._targets(y, weights)[1]
-                table = table if weights is None else table.rows(np.flatnonzero(weights))
-            yield table
+        with closing(read_ahead(self._read, blocks, self.prefetch)) as parts:
+            for i, (X, y, weights) in zip(blocks, parts, strict=True):
+                with named_block(self.source, i):
+                    X = with_categories(self.source, X)
+                    table = read_table(self._recipe, X, reset=reset and i == blocks[0], warned=self._warned)
+                    weights = self._targets(y, weights)[1]
+                    table = table if weights is None else table.rows(np.flatnonzero(weights))
+                yield table
 
     def _read(self, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
         return block_parts(self.source, i)

@@ -401,8 +401,10 @@ def test_errors_name_block_and_column_and_leave_the_recipe_as_it_was(case):
 def test_errors_name_the_row_group(tmp_path):
     frame = table()
     frame.loc[710, "size"] = np.inf
-    with pytest.raises(ValueError, match=r"Row group 14 of .*table\.parquet: .*infinity .* in column 'size'"):
-        classifier().fit(blocks(write(frame, tmp_path / "table.parquet")))
+    path = write(frame, tmp_path / "table.parquet")
+    with pytest.raises(ValueError, match=r"Row group 14 of .*table\.parquet: .*infinity .* in column 'size'") as held:
+        classifier().fit(blocks(path, prefetch=2))
+    assert not [one for one in threading.enumerate() if one.name.startswith("onnxtrain_sklearn-read")], held
 
 
 def test_too_few_blocks_to_hold_out_are_an_error(tmp_path):
