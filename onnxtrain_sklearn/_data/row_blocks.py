@@ -534,7 +534,10 @@ READ_AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "us
 
 
 def _batches(source: Any, size: int, columns: Sequence[str] | None, others: Sequence[str]) -> Iterator[Any]:
-    """Yield the batches of a source that is no data set of files; some sources compute only the columns named here."""
+    """Yield the record batches of a source that is no data set of files, all of them of one schema.
+
+    Some sources compute only the columns that are named here.
+    """
     import pyarrow as pa
     import pyarrow.dataset as ds
 

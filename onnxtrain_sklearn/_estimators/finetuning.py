@@ -49,13 +49,6 @@ from .examples import batches_for, validation_examples
 from .fitted_state import Columns, FittedState, sparse_inputs
 from .parameters import Parameters
 
-USED = {
-    "model", "loss", "trainable", "class_weight", "target_scaling", "clip_predictions",
-    "scoring", "callbacks",
-    "finetune", "warm_start", "random_state", "verbose", "engine", "device", "runtime",
-}  # fmt: skip
-"""The parameters that fine-tuning uses; all others are settings of plain training."""
-
 PLAIN_SETTINGS: Mapping[str, object] = {"training_mode": False, "class_axis": "auto"}
 """The settings of a :class:`GraphModel` that only plain training uses, with their defaults."""
 
@@ -122,13 +115,13 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
 def changed_from_default(estimator: Parameters) -> dict[str, object]:
     """Return the parameters of plain training that differ from their defaults."""
     signature: Mapping[str, inspect.Parameter] = inspect.signature(type(estimator)).parameters
-    given = resolve_graph_model(estimator.model)
+    used, given = {name for name, one in estimator.declared.items() if one.tunes}, resolve_graph_model(estimator.model)
     changed = {n: getattr(given, n) for n, default in PLAIN_SETTINGS.items() if getattr(given, n) != default}
     for name, parameter in signature.items():
         value, default = getattr(estimator, name), parameter.default
         # Compare only values of the default's type: an array, for instance, would be compared element by element.
         equal = value is default or (isinstance(value, type(default)) and bool(value == default))
-        if name not in USED and not equal:
+        if name not in used and not equal:
             changed[name] = value
     return changed
 

@@ -66,13 +66,13 @@ lists the weights. It may be
   the mode of its nodes, or the axis of the classes.
 
 Names of builders:
-""" + _listed(MODELS)),
+""" + _listed(MODELS), tunes=True, steers=False),
     "loss": Parameter("str, Loss or block", """
 The loss to minimize: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
 :mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. Its mean over the rows of a minibatch is
 weighted by ``sample_weight``. For a fitted scikit-learn model, the default is the loss that this model
 minimizes: the hinge loss for classifiers that give scores without probabilities; the Poisson, gamma, Huber or
-quantile loss for regressors of that loss."""),
+quantile loss for regressors of that loss.""", tunes=True),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
 of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors by parameter and a schedule
@@ -105,7 +105,7 @@ Schedule that multiplies all dropout ratios in the graph, step by step; takes th
 The parameters to train: names, glob patterns such as "layers.1.*", or a function ``(name, array) -> bool``. All
 others are frozen: they keep their values to the bit. The parameters of a fitted scikit-learn model are named by
 step and attribute: "logisticregression.coef", "*.coef", "pca.*". A BatchNormalization whose scale and shift are
-both frozen normalizes by its running statistics and does not update them."""),
+both frozen normalizes by its running statistics and does not update them.""", tunes=True),
     "adapters": Parameter("LoRA or None", """
 Low-rank factors (:class:`~onnxtrain_sklearn.LoRA`) to train beside the matrices of a given model, which stay as
 they are. With ``trainable="all"`` only these factors are trained; other values of ``trainable`` add parameters
@@ -118,7 +118,7 @@ file, is adapted to few new rows by :class:`~onnxtrain_sklearn.FineTuner`. But i
 plain training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...),
 plain training it is. A FineTuner: fine-tune any given graph with these settings. None: plain training by
 ``optimizer``. Builders and ``partial_fit`` always use plain training.""",
-        (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None)),
+        (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None), tunes=True),
     "tol": Parameter("float", """
 Smallest improvement that counts, of the loss or of the score or loss that ``early_stopping`` watches.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
@@ -140,7 +140,7 @@ which also takes ``sample_weight`` if rows are weighted. Higher is better. Early
 is computed after each epoch; the estimator given to a function predicts only the validation data ``X``, by the
 weights of that epoch. If a row has several labels, ``"neg_log_loss"`` and ``"neg_brier_score"`` are means over
 the labels; scikit-learn's own would read the row as one label. It needs validation data:
-``early_stopping=True``, or ``X_val`` and ``y_val``."""),
+``early_stopping=True``, or ``X_val`` and ``y_val``.""", tunes=True),
     "validation_fraction": Parameter("float", """
 Share of the rows that early stopping holds out if ``fit`` gets no ``X_val``.""",
         (Range(Real, 0, 1, closed="neither"),)),
@@ -150,26 +150,26 @@ of ``sklearn.callback`` (``ProgressBar``, ``ScoringMonitor``), or of the same fo
 each epoch with an object that has the ``number``, ``loss``, ``validation_score`` and ``learning_rate`` of the
 epoch. A callback that returns True ends training. These callbacks belong to this estimator alone;
 ``set_callbacks`` (scikit-learn 1.9) sets callbacks that a pipeline or search shares with its steps.""",
-        (Callbacks(HOOKS), None)),
+        (Callbacks(HOOKS), None), tunes=True, steers=False),
     "warm_start": switch("""
 Whether ``fit`` continues from the weights and the optimizer state of the last call, for ``max_iter`` more
-epochs. ``model`` must be that of the first call."""),
+epochs. ``model`` must be that of the first call.""", tunes=True),
     "random_state": Parameter("int, RandomState or None", """
-Seeds the initial weights of builders, the order of the rows, the validation split and dropout."""),
+Seeds the initial weights of builders, the order of the rows, the validation split and dropout.""", tunes=True),
     "verbose": Parameter("bool or int", """
 Whether to print what is trained and the progress. True: a progress bar with the time left in terminals and
-notebooks, a table of epochs elsewhere. 2: always the table.""", (bool, Range(Integral, 0))),
+notebooks, a table of epochs elsewhere. 2: always the table.""", (bool, Range(Integral, 0)), tunes=True, steers=False),
     "engine": Parameter('{"auto", "ort-training", "portable", "compiled"}', """
 Engine that differentiates the graph. "auto": "ort-training" or "portable", whichever is faster by a table of
 measurements among those that are installed and proven right for every operator between parameters and loss; or
 "compiled" for a small network with so many steps that compiling pays. "compiled": the gradients of "portable"
 as machine code for one thread. It needs llvmlite, and a graph of matrix products, elementwise functions,
-reductions, normalizations and lookups of rows. ``engine_`` names the engine that was used."""),
+reductions, normalizations and lookups of rows. ``engine_`` names the engine that was used.""", tunes=True),
     "device": Parameter("str", """
-"cpu", "cuda" or "cuda:1". A device that is not available is an error."""),
+"cpu", "cuda" or "cuda:1". A device that is not available is an error.""", tunes=True),
     "runtime": Parameter("Runtime or None", """
 Execution providers and session options of onnxruntime, and whether to recompute activations to save memory
-(:class:`~onnxtrain_sklearn.Runtime`). None: the defaults."""),
+(:class:`~onnxtrain_sklearn.Runtime`). None: the defaults.""", tunes=True),
 }  # fmt: skip
 """The parameters that the classifier, the regressor and the estimator of several outputs share."""
 
@@ -185,11 +185,11 @@ classifiers they always do. Predictions, ``to_onnx()``, ``coef_`` and validation
 :class:`~onnxtrain_sklearn.losses.Huber`, are in the scaled ones. Given graphs and fitted models are trained in
 the units of ``X`` and ``y``. So are builders and losses of your own, unless their attributes ``scales_targets``
 and ``target_scaling`` say otherwise. None: always the units of ``X`` and ``y``.""",
-        (OneOf(("auto",)), None)),
+        (OneOf(("auto",)), None), tunes=True),
     "clip_predictions": switch("""
 Whether to clip predictions to the range of the targets, for each output: from the smallest to the largest
 target of all rows trained on so far, without rows that were held out. It applies to ``predict``, ``to_onnx()``
-and validation scores, not to the loss. The bounds are rounded to the type of the graph."""),
+and validation scores, not to the loss. The bounds are rounded to the type of the graph.""", tunes=True),
 }  # fmt: skip
 
 CLASSIFIER: Mapping[str, Parameter] = {
@@ -204,7 +204,7 @@ Weights of the classes, a dict from labels to weights. They multiply ``sample_we
 validation scores. "balanced": inversely proportional to the weight of the class in ``y``; not for
 ``partial_fit``. If a row has several labels: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.""",
         (Instance(Mapping, "a dict from labels to weights"), Instance(list, "a list of such dicts"),
-         OneOf(("balanced",)), None)),
+         OneOf(("balanced",)), None), tunes=True),
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -37,6 +37,7 @@ from .._training.step_parts import OptimizerState, Rates
 from .._training.trainer import EpochPart, Trainer, swept_losses
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing
+from .._utils.params import Parameter
 from ..adapters import without_low_rank
 from ..callbacks.base import Callback, State
 from ..callbacks.checkpoint import Checkpoint, as_text, from_text
@@ -674,7 +675,7 @@ def identity_of(
 ) -> str:
     """Return a digest that is equal for calls whose training is the same to the bit."""
     hasher = blake2b(digest_size=12)
-    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
+    names = _steering(estimator)
     # The graph itself is compared by its bytes, so of a GraphModel only how it is read counts.
     reading = resolve_graph_model(estimator.model).get_params(deep=False)
     parameters = {name: getattr(estimator, name) for name in names}
@@ -709,9 +710,6 @@ def identity_of(
 # call in another process continues to the same bits.
 
 
-IRRELEVANT = {"model", "callbacks", "verbose"}
-"""Parameters that are not compared: the graph is, and of callbacks those that steer."""
-
 PIECE_ROWS = 4096
 """Rows of the data that are read at a time."""
 
@@ -722,8 +720,15 @@ SEEDS = 2**31 - 1
 class Seeded(Protocol):
     """An estimator that draws random numbers."""
 
+    declared: ClassVar[Mapping[str, Parameter]]
     random_state: int | np.random.RandomState | None
     callbacks: Sequence[object] | None
+
+
+def _steering(estimator: Seeded) -> list[str]:
+    """Return the parameters on which the weights depend; the graph and the callbacks are compared by themselves."""
+    declared = estimator.declared
+    return [n for n in inspect.signature(type(estimator)).parameters if n not in declared or declared[n].steers]
 
 
 def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
@@ -737,8 +742,8 @@ def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.r
 
     # The checkpoint finds the seed by settings and rows; calls that differ in the model alone may share a seed.
     hasher = blake2b(digest_size=12)
-    names = [name for name in inspect.signature(type(estimator)).parameters if name not in IRRELEVANT]
-    hasher.update(digest([type(estimator).__qualname__, {name: getattr(estimator, name) for name in names}]))
+    steering = {name: getattr(estimator, name) for name in _steering(estimator)}
+    hasher.update(digest([type(estimator).__qualname__, steering]))
     for part in rows():
         hasher.update(part)
     return np.random.RandomState(checkpoint.seed(hasher.hexdigest(), drawn))

@@ -83,7 +83,8 @@ OUTPUTS: Mapping[str, Parameter] = {
 The graph to train, with the outputs that ``loss`` names: float32 or float64; float16 and bfloat16 are trained in
 float32 and exported in their own type. Training starts from the weights in it; the model itself is not changed.
 :meth:`describe` lists the weights. A final activation of an output is recognized: its loss is taken on the scores
-before it. :class:`~onnxtrain_sklearn.GraphModel` adds to a graph how it is read, where outputs differ by output."""),
+before it. :class:`~onnxtrain_sklearn.GraphModel` adds to a graph how it is read, where outputs differ by output.""",
+        steers=False),
     "loss": Parameter("dict of str to str, Loss or block", """
 The loss on each trained output, by its name: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. A loss for
 classification makes the output one of labels, a loss for regression one of numbers; a loss of your own says by its

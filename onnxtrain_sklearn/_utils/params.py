@@ -356,11 +356,17 @@ class Parameter:
         Its meaning.
     rules : tuple
         The constraints on its values; empty if they are checked elsewhere.
+    tunes : bool
+        Whether fine-tuning uses it; other parameters, if they are set, ask for plain training.
+    steers : bool
+        Whether the trained weights depend on its value, so that a checkpoint of another value does not fit.
     """
 
     kind: str
     text: str
     rules: tuple[Rule, ...] = ()
+    tunes: bool = False
+    steers: bool = True
 
     def documented(self, name: str, default: object) -> str:
         """Return the entry of the documentation."""
@@ -368,9 +374,9 @@ class Parameter:
         return f"{name} : {self.kind}, default={shown}\n{indent(self.text.strip(), '    ')}\n"
 
 
-def switch(text: str) -> Parameter:
+def switch(text: str, *, tunes: bool = False) -> Parameter:
     """Return the declaration of a parameter that is True or False."""
-    return Parameter("bool", text, (bool,))
+    return Parameter("bool", text, (bool,), tunes=tunes)
 
 
 @lru_cache(maxsize=64)
