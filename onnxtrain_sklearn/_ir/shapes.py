@@ -329,7 +329,7 @@ _LISTS = ("nodes_", "class_", "target_")
 
 def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
-    with _without_nodes_of_trees(model.graph), _without_groups(model.graph):
+    with _inferable(model.graph):
         infer_types(model)
     # Sequences, and states of loops that hold sequences, now have the type of the tensors inside: remove it. The nodes
     # of a body come after the node with this body.
@@ -347,16 +347,26 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
 
 @contextmanager
-def _without_groups(graph: ir.Graph) -> Iterator[None]:
-    """Infer GroupNormalization as InstanceNormalization: ONNX has no shape inference for it."""
-    nodes = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
-    for node in nodes:
+def _inferable(graph: ir.Graph) -> Iterator[None]:
+    """Change nodes for the time of ONNX's inference, which does not know them, or takes long over them."""
+    # GroupNormalization, for which ONNX has no inference, keeps the shape as InstanceNormalization does.
+    groups = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
+    # Inference copies the long attributes of tree ensembles twice and needs none.
+    trees = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
+    for node in groups:
         node.op_type = "InstanceNormalization"
+    for node, attributes in trees:
+        for name, _ in attributes:
+            if name.startswith(_LISTS) and not name.endswith("_as_tensor"):
+                del node.attributes[name]
     try:
         yield
     finally:
-        for node in nodes:
+        for node in groups:
             node.op_type = "GroupNormalization"
+        for node, attributes in trees:
+            node.attributes.clear()
+            node.attributes.update(attributes)
 
 
 def infer_over_declared(model: ir.Model) -> ir.Model:
@@ -366,22 +376,6 @@ def infer_over_declared(model: ir.Model) -> ir.Model:
     for value, shape in declared.items():
         value.shape = shape if value.shape is None else value.shape
     return model
-
-
-@contextmanager
-def _without_nodes_of_trees(graph: ir.Graph) -> Iterator[None]:
-    """Remove the long attributes of tree ensembles during inference, which copies them twice and needs none."""
-    kept = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
-    for node, attributes in kept:
-        for name, _ in attributes:
-            if name.startswith(_LISTS) and not name.endswith("_as_tensor"):
-                del node.attributes[name]
-    try:
-        yield
-    finally:
-        for node, attributes in kept:
-            node.attributes.clear()
-            node.attributes.update(attributes)
 
 
 def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infer_shapes) -> ir.Model:
