@@ -11,13 +11,16 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._ir.protobuf import to_proto
-from onnxtrain_sklearn._model.trainable import trainable_model
+from onnxtrain_sklearn import GraphModel
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
-from tests.helpers.graphs import W, model, operator_types, trainable
+from tests.helpers.graphs import W, from_file, model, operator_types, trainable
 from tests.helpers.training import one_step
+
+
+def trained(form):
+    """Return an estimator that took a step from a model, at a rate of zero."""
+    return one_step(form, rows(), rows(8, 1).ravel(), 0.0)
 
 
 def test_forms_of_a_model(tmp_path):
@@ -25,7 +28,7 @@ def test_forms_of_a_model(tmp_path):
     onnx.save(proto, tmp_path / "net.onnx")
     forms = [proto, proto.SerializeToString(), tmp_path / "net.onnx", str(tmp_path / "net.onnx")]
     for form in forms:
-        np.testing.assert_array_equal(trainable_model(load(form)).weights()["W"], [[1], [-2], [3]])
+        np.testing.assert_array_equal(trained(form).weights_["W"], [[1], [-2], [3]])
 
 
 def test_weights_in_files_beside_the_model(tmp_path):
@@ -33,13 +36,13 @@ def test_weights_in_files_beside_the_model(tmp_path):
     proto.graph.initializer[0].raw_data = np.array([1, -2, 3], np.float32).tobytes()
     proto.graph.initializer[0].ClearField("float_data")
     onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-    np.testing.assert_array_equal(trainable_model(load(path)).weights()["W"], [[1], [-2], [3]])
+    np.testing.assert_array_equal(trained(path).weights_["W"], [[1], [-2], [3]])
     (tmp_path / "weights.bin").write_bytes(b"12")
     with pytest.raises(ModelError, match=r"'W'.* cannot be read: the file 'weights.bin' has 2 bytes.* ends at byte 12"):
-        load(path)
+        trained(path)
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ModelError, match=r"'W'.* cannot be read: there is no file 'weights.bin' in .*Put it there"):
-        load(path)
+        trained(path)
 
 
 @pytest.mark.parametrize(
@@ -49,34 +52,34 @@ def test_weights_in_files_beside_the_model(tmp_path):
 )
 def test_inputs_other_than_models_are_refused(content, tmp_path):
     with pytest.raises(ModelError, match=r"There is no ONNX (model|graph).* in the bytes"):
-        load(content)
+        trained(content)
     (tmp_path / "net.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"There is no ONNX (model|graph).* in the file '.*net.onnx'.* truncated"):
-        load(tmp_path / "net.onnx")
+        trained(tmp_path / "net.onnx")
 
 
 def test_truncated_model():
     content = model(body="H = MatMul(X, W) Y = Tanh(H)").SerializeToString()
     for length in range(len(content)):
         with pytest.raises(ModelError, match="truncated"):
-            load(content[:length])
+            trained(content[:length])
 
 
 def test_no_file(tmp_path):
     for path in (tmp_path / "missing.onnx", tmp_path):
         with pytest.raises(ModelError, match=f"There is no file '{path}'"):
-            load(path)
+            trained(path)
 
 
 @pytest.mark.parametrize("proto", [onnx.ModelProto(), model(body="", y="float[N, 3] X"), model(y="")], ids=str)
 def test_graph_without_nodes_or_outputs(proto):
     with pytest.raises(ModelError, match="no ONNX graph with nodes and outputs in the ModelProto"):
-        load(proto)
+        trained(proto)
 
 
 def test_invalid_graph():
     with pytest.raises(ModelError, match=r"The ONNX graph is not valid: .*Nonsense"):
-        load(model("Y = Nonsense(X, W)"))
+        trained(model("Y = Nonsense(X, W)"))
 
 
 def test_sparse_initializers_are_refused():
@@ -85,7 +88,7 @@ def test_sparse_initializers_are_refused():
     proto = model(weights="")
     proto.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, indices, [3, 1]))
     with pytest.raises(ModelError, match="sparse initializers"):
-        load(proto)
+        trained(proto)
 
 
 def test_reserved_names():
@@ -94,24 +97,23 @@ def test_reserved_names():
         proto.graph.node[-1].input[0] = "onnxtrain/y" if len(proto.graph.node) > 1 else "X"
         proto.graph.output[0].name = proto.graph.node[-1].output[0]
         with pytest.raises(ModelError, match="names that begin with 'onnxtrain/' are reserved"):
-            load(proto)
+            trained(proto)
 
 
 @pytest.mark.parametrize("ir_version", [3, 8])
 def test_initializers_listed_as_inputs(ir_version):
     proto = model(ir_version=ir_version)
     proto.graph.input.append(onnx.helper.make_tensor_value_info("W", onnx.TensorProto.FLOAT, [3, 1]))
-    found = trainable_model(load(proto))
-    assert [spec.name for spec in found.inputs] == ["X"]
-    assert found.parameters == ("W",)
-    assert [value.name for value in one_step(proto, rows(), rows(8, 1).ravel()).to_onnx().graph.input] == ["X"]
+    fitted = trained(proto)
+    assert list(fitted.weights_) == ["W"]
+    assert [value.name for value in fitted.to_onnx().graph.input] == ["X"]
 
 
 def test_every_node_gets_unique_name():
     proto = model("A = Relu(X) B = Relu(A) C = Tanh(B) D = Tanh(C) E = Tanh(D) Y = MatMul(E, W)")
     for node, name in zip(proto.graph.node, ["", "same", "same", "", "Tanh_0", "same_0"], strict=True):
         node.name = name
-    names = [node.name for node in load(proto).graph]
+    names = [node.name for node in from_file(proto).model.graph]
     assert len(set(names)) == len(names)
     assert "" not in names
     assert names[1] == "same"
@@ -234,21 +236,23 @@ def test_trained_output(body, y, expected):
     proto = model(body, y=y)
     if proto.graph.node[0].op_type == "ArgMax":
         proto.graph.node.reverse()
-    assert trainable_model(load(proto)).output == expected
+    assert from_file(proto).output == expected
 
 
 def test_only_the_way_to_the_output_is_kept():
-    found = trainable(
+    proto = model(
         "Z = MatMul(X, W) P = Sigmoid(Z) L = ai.onnx.ml.Binarizer(Q) H = Mul(U, V)",
         more=(', "ai.onnx.ml": 3', ""),
         x="float[N, 3] X, float[N, 2] U, float[N, 3] Q",
         y="float[N, 3] L, float[N, 1] P, float[N, 2] H",
         weights=f"{W}, float[1, 2] V = {{1, 2}}",
-        output="P",
     )
-    assert operator_types(found.model.graph) == ["MatMul", "Sigmoid"]
-    assert ([spec.name for spec in found.inputs], found.parameters) == (["X"], ("W",))
-    assert [entry.domain for entry in to_proto(found.model).opset_import] == [""]
+    fitted = trained(GraphModel(proto, "P"))
+    exported = fitted.to_onnx()
+    assert operator_types(exported.graph.node)[:2] == ["MatMul", "Sigmoid"]
+    assert not {"Binarizer", "Mul"} & {*operator_types(exported.graph.node)}
+    assert ([value.name for value in exported.graph.input], list(fitted.weights_)) == (["X"], ["W"])
+    assert [entry.domain for entry in exported.opset_import] == [""]
 
 
 @pytest.mark.parametrize(
