@@ -46,8 +46,8 @@ from .._pretrained.comparison import (
     reference_output,
     require_column_shape,
     require_target_shape,
+    resolve_output_kind,
     run_graph,
-    settled,
 )
 from .._training.loss_graph import n_classes_of
 from .._training.step_parts import StepSettings, TrainedPositions
@@ -429,7 +429,7 @@ def choose_output(
             require_target_shape(reference, targets)
         else:
             require_column_shape(reference.row_shape, reference.name)
-        graph, n_columns = settled(graph, reference, task.output_kind, classifies=task.classifies)
+        graph, n_columns = resolve_output_kind(graph, reference, task.output_kind, classifies=task.classifies)
     elif old is not None:
         n_columns = old.n_outputs
     elif fitted is not None:

@@ -121,21 +121,15 @@ def _found(
 
 def _equal_attributes(owner: Estimator, array: np.ndarray) -> list[tuple[Path, str]]:
     """Return the attributes with these numbers, and in which form; those that scikit-learn documents come first."""
-    found = [
-        (path, form)
-        for path, numbers in fitted_numbers(owner)
-        if numbers.size == array.size
-        for form, (there, _) in FORMS.items()
-        if _equal_in_form(there, numbers, array)
-    ]
+    found = list[tuple[Path, str]]()
+    for path, numbers in fitted_numbers(owner):
+        for form, (there, _) in FORMS.items() if numbers.size == array.size else ():
+            with np.errstate(all="ignore"):
+                formed = there(numbers.astype(np.float64)).astype(np.float32)
+            same_shape = _squeezed(formed.shape) == _squeezed(array.shape)
+            if same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False):
+                found.append((path, form))
     return sorted(found, key=lambda one: _last(one[0]).startswith("_"))
-
-
-def _equal_in_form(form: Callable[[np.ndarray], np.ndarray], numbers: np.ndarray, array: np.ndarray) -> bool:
-    with np.errstate(all="ignore"):
-        formed = form(numbers.astype(np.float64)).astype(np.float32)
-    same_shape = _squeezed(formed.shape) == _squeezed(array.shape)
-    return same_shape and np.allclose(formed.reshape(array.shape), array, rtol=1e-6, atol=0, equal_nan=False)
 
 
 def _last(path: Path) -> str:

@@ -9,8 +9,8 @@ results differ on some rows of the data:
   if the output was misread, for instance as scores instead of probabilities.
 - :func:`require_same_model` does so for a file of a fitted model, whose labels and scores must also fit each other.
 
-:func:`reference_output` runs the graph, and refuses one that computes across rows; :func:`settled` decides whether its
-output holds scores or probabilities: by the operators at its end, and by its numbers if these do not tell.
+:func:`reference_output` runs the graph, and refuses one that computes across rows. :func:`resolve_output_kind` decides
+whether its output holds scores or probabilities: by the operators at its end, and by its numbers if these do not tell.
 """
 
 from __future__ import annotations
@@ -280,14 +280,17 @@ def require_target_shape(reference: ReferenceOutput, targets: Targets) -> None:
 # Tell what an output holds: scores, probabilities, or means.
 
 
-def settled(
+def resolve_output_kind(
     source: TrainableModel, reference: ReferenceOutput, kind: str, *, classifies: bool
 ) -> tuple[TrainableModel, int]:
-    """Return the model with the loss computed according to the kind of its output, and the number of scores."""
+    """Decide whether the output holds scores, probabilities or means; ``kind`` is ``output_kind`` of GraphModel.
+
+    Return the model with the scores that the loss reads, and their number.
+    """
     if kind == "scores":
         found = source.ignoring_activation()
     elif classifies:
-        found = _settled_classifier(source, reference, kind)
+        found = _resolve_classifier(source, reference, kind)
     elif source.link == "exp":
         found = source
     elif kind == "means" or source.range[0] >= 0:
@@ -298,7 +301,7 @@ def settled(
     return found, 1 if found.paired else reference.numbers.shape[1]
 
 
-def _settled_classifier(source: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
+def _resolve_classifier(source: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
     """Return the model with its output taken for probabilities or for scores; see ``output_kind`` of GraphModel."""
     claimed, log = kind == "probabilities", source.ends_in_log
     ends_in_link = source.link in ("sigmoid", "softmax")
