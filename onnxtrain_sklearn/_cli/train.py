@@ -530,7 +530,10 @@ class Scores:
         if probabilities is None or not set(np.unique(y)) <= set(self._labels):
             self._log_loss = None
         elif self._log_loss is not None:
-            loss = metrics.log_loss(y, probabilities, labels=self._labels, normalize=False)
+            # onnxruntime's sigmoid reaches 1.0000001 in float32, which scikit-learn refuses
+            shares = np.clip(np.asarray(probabilities, np.float64), 0, 1)
+            shares = shares / shares.sum(axis=1, keepdims=True)
+            loss = metrics.log_loss(y, shares, labels=self._labels, normalize=False)
             self._log_loss += float(loss)
 
     def by_name(self) -> dict[str, float]:

@@ -140,6 +140,20 @@ def test_files_of_other_columns_and_types_are_predicted_like_the_whole(classifie
     assert np.array_equal(found, estimator.predict(pd.read_csv(tmp_path / "table.csv")))
 
 
+def test_columns_in_the_names_of_folders_are_features(tmp_path):
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(900, 3)), columns=["a", "a.b", "c"])
+    for year in (2023, 2024):
+        (tmp_path / f"year={year}").mkdir()
+        write(tmp_path / f"year={year}" / "table.parquet", frame.assign(y=year + frame["a"]), rows=200)
+    names = ["a", "year", "a.b", "c"]
+    estimator = OrtGradientRegressor(MLP((8,)), max_iter=2, tol=0, random_state=0)
+    estimator.fit(RowBlocks(tmp_path, "y", columns=names))
+    whole = pd.concat([frame.assign(year=year) for year in (2023, 2024)])[names]
+    assert np.array_equal(numbers_of(estimator.predict(tmp_path)), estimator.predict(whole))
+    expected = estimator.score(whole, whole["year"] + whole["a"])
+    assert estimator.score(tmp_path, "y") == pytest.approx(expected, rel=1e-12)
+
+
 def test_estimator_without_names_takes_all_columns(classified, tmp_path):
     _, frame, y, _, _ = classified
     estimator = OrtGradientClassifier(MLP((4,)), max_iter=1, tol=0).fit(frame.to_numpy(), y)
