@@ -103,7 +103,7 @@ class Batches(Protocol):
     def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
         """Yield the minibatches of the next epoch, without the first ``skip``.
 
-        Use them before the epoch after it begins.
+        Use them up before the next epoch begins.
         """
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:

@@ -93,7 +93,10 @@ def require_usable_weights(weights: np.ndarray) -> None:
     if not weights.sum() > 0:
         raise ValueError("The sum of sample_weight is zero: at least one row must have a positive weight.")
     if not MIN_WEIGHT < weights.max() <= weights.sum() < MAX_WEIGHT:
-        raise ValueError(f"The largest weight of a row is {weights.max():g}: scale them, only their ratios count.")
+        raise ValueError(
+            f"Weights and their sum must lie between {MIN_WEIGHT:g} and {MAX_WEIGHT:g}; the largest is "
+            f"{weights.max():g}. Scale them: only their ratios count."
+        )
 
 
 def weights_of_classes(
@@ -111,7 +114,7 @@ def weights_of_classes(
 def balanced_weights(totals: np.ndarray, weight: float) -> np.ndarray:
     """Return the weight of each class that makes all classes weigh the same.
 
-    ``totals`` are the weights of the rows of each class, ``weight`` is that of all rows, which stays what it is.
+    ``totals`` are the weights of the rows of each class, ``weight`` is their sum, which class weights do not change.
     """
     return np.asarray(weight / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
 

@@ -44,7 +44,7 @@ class Call:
     validation_fraction : float or None
         Share of the rows to hold out, if it is not the estimator's.
     blocks : object or None
-        The table to read in blocks, if the call names one: ``X`` is its path, ``y`` and ``sample_weight`` are columns.
+        The table to read in blocks: ``X`` itself, or opened from it; ``y`` and ``sample_weight`` then name columns.
     stream : Stream or None
         The blocks to train on, if X, y and sample_weight are a sample of them.
     resources : ExitStack
@@ -102,7 +102,8 @@ class Split:
 
     def of(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the training rows and the held-out rows, or None; rows of weight zero are in neither."""
-        # The order of draws from ``rng`` decides their numbers: a builder that needs no split draws its weights first.
+        # Drawn late on purpose: a builder that needs no split draws its weights first, and another order of draws would
+        # give other numbers.
         if self._drawn is None:
             rows = np.arange(len(examples)) if examples.weights is None else np.flatnonzero(examples.weights)
             if self._fraction is None:
@@ -134,7 +135,7 @@ class FitContext:
     head_names : tuple of str
         The names of the weights of a new head; empty without one.
     target_scale : TargetScale or None
-        The scale of the targets, which a graph of a builder learns scaled.
+        The scale of the targets; only graphs of builders are trained on scaled targets.
     """
 
     estimator: Any

@@ -102,7 +102,10 @@ def batches_for(
 
 
 def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputData]:
-    """Return the inputs of the graph and the target, which the training step reads; the targets are scaled."""
+    """Return the inputs of the graph and the target, which the training step reads.
+
+    ``examples`` come scaled already (:func:`scaled`).
+    """
     values = examples.targets.values
     positions, number_type = trained_positions(state.decoding, examples.targets), state.parameters.buffer.dtype
     shape, dtype = target_layout(state.decoding.task, state.decoding.n_outputs, len(values), number_type, positions)

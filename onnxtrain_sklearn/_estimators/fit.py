@@ -128,7 +128,7 @@ class Preparation(NamedTuple):
         Returns the decoding that follows the scores, and the settings of the step.
     complete_state : function
         Sets balanced weights and the range of the targets in the state; raises if its predictions differ from those of
-        the given model. Returns the scores of a given graph for some rows.
+        the given model. Returns the scores of a given graph for some rows, which :func:`compare_training` needs.
     validation : function
         Returns the rows to score, and the function that scores them.
     exported : function
@@ -156,8 +156,8 @@ ONE_OUTPUT = Preparation(
 def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
-    No step is taken here. Objects shared with an earlier state stay unchanged until :func:`trainer_for` makes the
-    training step. The feature attributes of the estimator are set.
+    No step is taken here. An earlier state stays unchanged until :func:`trainer_for` makes the training step, which may
+    reset the optimizer's state. The feature attributes of the estimator are set.
     """
     call = opened(estimator, call)
     if call.y is None and call.blocks is None:

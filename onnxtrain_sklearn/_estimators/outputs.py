@@ -77,7 +77,7 @@ class OutputTask(ABC):
     class_axis : int or str
     ignore_label : int, float, str or None
     class_weight : dict, list of dicts, "balanced" or None
-        For labels only; a task of numbers leaves them at their defaults.
+        This, ``class_axis`` and ``ignore_label`` are for labels; :class:`NumberTask` leaves them at their defaults.
     """
 
     loss: Any

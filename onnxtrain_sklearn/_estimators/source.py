@@ -227,8 +227,8 @@ class BuiltGraph(GraphSource):
             else:
                 self.target_scale = call.stream.scale(method, centered=centered)
         trained = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
-        # Nothing is scaled in three cases:
-        # - A regressor trains in the units of ``y``.
+        # Rows are scaled if the builder asks for it (``scales_rows``), except in three cases:
+        # - The targets of a regressor are not scaled.
         # - The builder is the user's: its weights may suit the rows as they are.
         # - A linear model has a penalty, whose meaning depends on the units.
         kind = getattr(builder, "scales_rows", None)
@@ -334,7 +334,7 @@ LEAST_SIZE = 2.0
 """Columns of at least this root mean square are scaled; standardized columns, of about one, stay as they are."""
 
 CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
-"""Mean square below which rounding in float32 does not matter."""
+"""A mean square that is below this in float32 is below LEAST_SIZE**2 despite rounding."""
 
 LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
 """Limits of the sample on which the size of the columns is measured: rows at most, numbers at most, rows at least.

@@ -181,7 +181,7 @@ def complete_state(
         scores = [require_same_outputs(reference, chosen.source, state.decoding, predictor, columns, state.device)]
     if isinstance(fitted, FittedFile):
         own_columns = columns
-        if fitted.table is not None:  # training uses encoded columns, so encode X again for the file
+        if fitted.table is not None:  # training uses encoded columns, and the file those of the table: read X again
             own_columns = graph_inputs(context.estimator, context.call.X, state.source.inputs, fitted, reset=False)
         state.fitted = require_same_model(fitted, model, own_columns, state.predictions)
     elif fitted is not None:
@@ -244,7 +244,7 @@ NEAR = 1e-3
 Scores = Sequence[np.ndarray]
 
 _compared_programs: WeakKeyDictionary[PassProgram, FileComparison] = WeakKeyDictionary()
-"""The cached result of the comparison by program, which fits of an equal structure share."""
+"""Results of the comparison by program: fits of equal structure share a program and its result."""
 
 
 def compare_training(
@@ -319,8 +319,8 @@ def _compared(
     buffers.has_ones = False
     found = step.loss()
 
-    # The loss computed from the scores. It may differ by three times its change if the scores change by ``error``, plus
-    # rounding.
+    # The loss computed from the scores. Tolerance: three times the change of the loss when the scores change by
+    # ``error``, plus rounding.
     by_scores = _loss_by_scores(state, settings, examples, rows)
     scores = [one[:count] for one in scores]
     expected = by_scores(scores)

@@ -6,7 +6,7 @@ and training is that on arrays, to the bit. If not, they are a sample of the row
 prepared. A :class:`Stream` then holds the facts on all rows that the first step needs: the classes and their weights,
 the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
 
-:func:`predicted_batches` and :func:`score_of_source` read a source once and in order, and keep a batch of it.
+:func:`predicted_batches` and :func:`score_of_source` read a source once and in order, and hold one batch in memory.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class GraphBlocks:
             numbers = column.to_numpy()
             if numbers.dtype.kind not in "iuf":
                 return None
-            # Whole numbers are rounded twice, as in a data frame whose other columns are of float64.
+            # Whole numbers pass through float64, as in a data frame with columns of float64: the bits are the same.
             with np.errstate(over="ignore"):  # infinite numbers are refused by all checks
                 rows[:, i] = numbers if numbers.dtype.kind == "f" else numbers.astype(np.float64)
         return {inputs[0].name: InputData(rows, rows.dtype)} if np.isfinite(rows).all() else None
@@ -483,7 +483,10 @@ def _rows_of(parts: Sequence[Any]) -> Any:
 
 
 def bytes_of_blocks(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
-    """Yield what tells one source from another: the sizes of its blocks, and the targets of all of them."""
+    """Yield what tells one source from another: the sizes, features, targets and weights of its blocks.
+
+    Of tables of Arrow it yields the printed form, which leaves out most rows.
+    """
     yield repr(list(sizes)).encode()
     for i in range(len(sizes)):
         X, y, weights = block_parts(source, i)
@@ -549,8 +552,8 @@ class Batching:
     task : OutputTask
     decoding : Decoding
     trained : object
-        Replaced by the next training, unless that continues this one.
-    steps : int
+        An object that a new training replaces, and one that continues keeps.
+    rows_seen : int
         Rows seen in training.
     chunk_rows : callable
         Returns the rows of data that a method computes at a time, and the numbers of a row.
@@ -590,7 +593,7 @@ def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
             import pyarrow as pa
 
             now = estimator._batching()
-            if now.trained is not facts.trained or now.steps != facts.steps:
+            if now.trained is not facts.trained or now.rows_seen != facts.rows_seen:
                 raise RuntimeError(
                     f"{type(estimator).__name__} was trained while its predictions were read: read all of them before."
                 )

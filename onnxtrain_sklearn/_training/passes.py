@@ -340,8 +340,8 @@ class RowSparseGradient:
     axis : int, default=0
         1 if the matrix is stored transposed, so that its columns are the rows.
     most : int, default=None
-        Number of indices above which a step updates the whole matrix. None: no step does, because rows that do not
-        occur must not change (``lazy_rows``), or because ``count`` has decided already (embeddings).
+        Number of indices above which a step updates the whole matrix. None: no step does, as ``lazy_rows``
+        demands, or as ``count`` has decided (embeddings).
     """
 
     def __init__(

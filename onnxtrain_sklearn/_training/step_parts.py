@@ -30,7 +30,7 @@ class Scheduled(NamedTuple):
 
 
 class TrainedPositions(NamedTuple):
-    """The axes of scores at each position of a row, the shape of the positions, and the weights of labels by class."""
+    """For labels at positions: the axes of the scores, the shape of the positions, and the weight of each class."""
 
     axes: Positions
     shape: tuple[int, ...]
@@ -46,9 +46,10 @@ class StepSettings:
     n_outputs : int
         Scores of a row; if several outputs are trained, the columns of their targets side by side.
     groups : tuple of int
-        For several labels a row that are no indicators, the number of classes of each: its scores lie side by side.
+        If a row has several labels, each with classes of its own: the number of classes of each. The scores of a label
+        lie side by side.
     ignores : bool
-        Whether some of several labels a row do not count: their targets are -1.
+        Whether a row may have several labels of which some do not count (target -1).
     """
 
     loss: Loss | TotalLoss
@@ -114,7 +115,7 @@ class OutputLoss:
     label_weights : tuple of float
         The weights of labels at positions, by class.
     ignores : bool
-        Whether some of several labels a row do not count: their targets are -1.
+        Whether a row may have several labels of which some do not count (target -1).
     """
 
     name: str

@@ -33,7 +33,10 @@ from .step_parts import Rates, Scheduled
 
 
 class KeptWeights:
-    """Keep the latest weights that gave a finite loss, in ``history.last_finite``."""
+    """Keep, once an epoch, the weights of its first finite loss, to which a divergence returns.
+
+    They are in ``history.last_finite``. L-BFGS and fine-tuning renew them after each iteration.
+    """
 
     def __init__(self, step: TrainingStep, history: History) -> None:
         self._parameters, self._history = step.parameters, history
@@ -403,8 +406,8 @@ class Trainer:
         epoch = self.history.progress.epoch + 1
         raise DivergenceError(
             f"Training diverged in epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}: the "
-            f"loss, the weights, the optimizer's state or the validation predictions became NaN or infinite. The last "
-            f"weights with a finite loss were restored. "
+            f"loss, the weights, the optimizer's state or the validation predictions became NaN or infinite. The "
+            f"weights from the start of the last epoch with a finite loss were restored. "
             f"Scale the inputs (StandardScaler), lower learning_rate_init, or limit the gradient: "
             f"optimizer=AdamW(max_grad_norm=1.0).",
             self.history.loss_curve,
@@ -639,7 +642,7 @@ class ScheduledRates:
 
 @ignores_float_errors
 def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.ndarray:
-    """Return the losses of steps at these rates; NaN from the first one on that is not finite.
+    """Return the losses of steps at these rates; NaN from the first loss on that is not finite.
 
     Growing rates show where training begins to learn and where it diverges. The steps change weights and state: the
     caller restores them.

@@ -138,7 +138,9 @@ class SegmentUpdate:
 
 
 class VectorBindings:
-    """Binds the graphs of a step. They have sessions of one thread each, which other fits may use too.
+    """Binds the graphs of a step, in sessions that other fits may use too.
+
+    A session has one thread, unless it holds large products of matrices.
 
     Parameters
     ----------
@@ -258,8 +260,8 @@ class HostUpdates:
     row_sparse : mapping of str to RowSparseGradient
         The gradients of matrices of which a minibatch uses only some rows, by name.
     lazy : bool
-        Whether only the rows that occur are updated in all of these matrices (``lazy_rows``). If not, this is so only
-        in matrices whose other rows would not change anyway, and are the majority.
+        Whether all of these matrices are updated only in the rows that occur (``lazy_rows``). If not, only matrices are
+        in which the other rows would stay as they are anyway, and are the majority.
     penalized : bool
         Whether the penalty moves all rows.
 
