@@ -266,7 +266,7 @@ def test_classes_of_all_passes_are_given_first():
         tagger(ONE).partial_fit(X, np.where(y < 0, -100, y > 0))
     fitted = tagger().partial_fit(X[:2], np.minimum(y[:2], 1), classes=[0, 1, 2])
     assert fitted.partial_fit(X, y).classes_.tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="Remove it from classes"):
         tagger().fit(X, y, classes=[-100, 0, 1, 2])
 
 
