@@ -11,15 +11,16 @@ import onnx.numpy_helper
 import onnx.parser
 import pytest
 
-from onnxtrain_sklearn._importers.load import load
-from onnxtrain_sklearn._ir.protobuf import to_proto
-from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import rows
-from tests.helpers.graphs import W, model, operator_types, trainable
+from tests.helpers.graphs import W, from_file, model, operator_types, trainable
 from tests.helpers.runtimes import INSTALLED, NEWER, NEWEST, OLDER, each_runtime
-from tests.helpers.sessions import evaluate
 from tests.helpers.training import one_step
+
+
+def read(proto, limits=None):
+    """Return the graph as it is trained, for a runtime of these limits."""
+    return from_file(proto, limits).model
 
 
 def squeezing_net(opset):
@@ -48,7 +49,7 @@ def test_every_opset_takes_the_right_step(opset):
 @each_runtime
 @pytest.mark.parametrize("opset", range(7, NEWEST + 1))
 def test_supported_opset_is_kept(opset, limits):
-    assert load(squeezing_net(opset), limits).opset_imports == {"": min(max(opset, 11), limits.opset)}
+    assert read(squeezing_net(opset), limits).opset_imports == {"": min(max(opset, 11), limits.opset)}
 
 
 ONLY_NEWER = [
@@ -63,9 +64,9 @@ def test_operator_that_the_runtime_is_too_old_for(opset, body, reason):
     proto = model(body, opset=opset, ir_version=10, weights=f"{W}, float[1] one = {{1}}")
     text = rf"of opset {opset}; onnxruntime 1\.19\.2 can train opsets 11 to 21, .* to 21: .*{reason}.*\. Export"
     with pytest.raises(ModelError, match=rf"{text} .* in that range .* or use a newer onnxruntime\.") as error:
-        load(proto, OLDER)
+        read(proto, OLDER)
     assert "/project/" not in str(error.value)
-    assert load(proto, NEWER).opset_imports == {"": opset}
+    assert read(proto, NEWER).opset_imports == {"": opset}
 
 
 @pytest.mark.skipif(NEWEST < 28, reason="this version of onnx has no opset 28")
@@ -74,22 +75,22 @@ def test_setting_that_no_opset_in_the_range_has():
     proto = model(body, opset=28, x="float[N, 1, 2, 2] X", weights="float[4, 1] W = {1, 2, 3, 4}")
     for limits, newest in ((OLDER, 21), (NEWER, 26), (replace(NEWER, opset=28), 26)):
         with pytest.raises(ModelError, match=rf"opset 28; .* 11 to {newest}, .* to {newest}: .*mode.* good choice\)\."):
-            load(proto, limits)
+            read(proto, limits)
 
 
 def test_newer_opset_of_the_other_domain():
     body = "H = ai.onnx.ml.Scaler <offset = [1.0], scale = [2.0]> (X) Y = MatMul(H, W)"
     proto = model(body, more=(', "ai.onnx.ml": 3', ""))
-    assert load(proto, replace(OLDER, ml_opset=3)).opset_imports["ai.onnx.ml"] == 3
+    assert read(proto, replace(OLDER, ml_opset=3)).opset_imports["ai.onnx.ml"] == 3
     with pytest.raises(ModelError, match=r"opset 3 of ai\.onnx\.ml; onnxruntime 1\.19\.2 reads .* up to 2\. Export"):
-        load(proto, replace(OLDER, ml_opset=2))
-    assert load(model(more=(', "ai.onnx.ml": 3', "")), replace(OLDER, ml_opset=2)).graph
+        read(proto, replace(OLDER, ml_opset=2))
+    assert read(model(more=(', "ai.onnx.ml": 3', "")), replace(OLDER, ml_opset=2)).graph
 
 
 @each_runtime
 @pytest.mark.parametrize("ir_version", [4, 8, 10, 11, 13, onnx.IR_VERSION])
 def test_supported_ir_version_is_kept(ir_version, limits):
-    assert load(model(ir_version=ir_version), limits).ir_version == min(ir_version, limits.ir_version)
+    assert read(model(ir_version=ir_version), limits).ir_version == min(ir_version, limits.ir_version)
 
 
 @pytest.mark.parametrize("ir_version", [4, 8, 10, 11, 13, onnx.IR_VERSION])
@@ -112,22 +113,22 @@ def test_types_that_older_ir_versions_lack(kind, opset, since):
     for ir_version in (10, 11, 12, 13):
         limits = replace(NEWER, ir_version=ir_version)
         if since <= ir_version:
-            assert load(proto, limits).ir_version == ir_version
+            assert read(proto, limits).ir_version == ir_version
         else:
             text = (
                 rf"version {onnx.IR_VERSION} and uses \w+ in 'Q', .* {ir_version}, .* onnxruntime 1\.31\.1 reads, lacks"
             )
             with pytest.raises(ModelError, match=text):
-                load(proto, limits)
+                read(proto, limits)
 
 
 def test_default_domain_listed_twice_counts_the_last():
     proto = model("Y = ReduceMean <axes = [1]> (H) H = Mul(X, W)", weights="float[1, 3] W = {1, 2, 3}", opset=NEWEST)
     proto.graph.node.reverse()
     proto.opset_import.add(domain="", version=13)
-    assert load(proto).opset_imports == {"": 13}
+    assert read(proto).opset_imports == {"": 13}
     proto.opset_import.add(domain="ai.onnx", version=17)
-    assert load(proto).opset_imports == {"": 17}
+    assert read(proto).opset_imports == {"": 17}
     assert one_step(proto, rows(), rows(8, 1).ravel()).to_onnx().opset_import[0].version == 17
 
 
@@ -138,7 +139,7 @@ def test_default_domain_by_its_long_name():
         weights=f"{W}, bool yes = {{1}}",
     )
     proto.opset_import[0].domain = "ai.onnx"
-    found = trainable_model(load(proto))
+    found = from_file(proto)
     assert found.model.opset_imports == {"": 18}
     assert {node.domain for node in found.model.graph.all_nodes()} == {""}
     assert (found.scores, found.link) == ("H", "sigmoid")
@@ -148,7 +149,7 @@ def test_no_opset():
     proto = model()
     del proto.opset_import[:]
     with pytest.raises(ModelError, match="imports no opset"):
-        load(proto)
+        read(proto)
 
 
 @pytest.mark.parametrize(("opset", "inner"), [(18, 18), (22, 22), (10, 10), (18, 13), (12, 9), (NEWEST, 18)])
@@ -159,16 +160,17 @@ def test_local_functions_are_inlined(opset, inner):
         center (c) => (r) {{ {constant} m = {mean} r = Sub(c, m) }}"""
     twice = "A = own.center(X) B = own.center(A)" if inner == opset else "B = own.center(X)"
     proto = model(f"{twice} Y = MatMul(B, W)", opset=opset, more=(', "own": 1', function))
-    found = trainable_model(load(proto))
+    found = from_file(proto)
     assert not found.model.functions
     assert "center" not in operator_types(found.model.graph)
     X = rows()
     expected = (X - X.mean(axis=1, keepdims=True)) @ [[1.0], [-2], [3]]
-    np.testing.assert_allclose(evaluate(to_proto(found.model), X=X)[0], expected, rtol=0, atol=1e-5)
-    assert {entry.domain for entry in to_proto(found.model).opset_import} == {""}
+    fitted = one_step(proto, X, np.zeros(len(X)), 0.0)
+    np.testing.assert_allclose(fitted.predict(X)[:, np.newaxis], expected, rtol=0, atol=1e-5)
+    assert {entry.domain for entry in fitted.to_onnx().opset_import} == {""}
 
 
 def test_recursive_function():
     function = '<domain: "own", opset_import: ["": 18, "own": 1]> f (c) => (r) { m = Relu(c) r = own.f(m) }'
     with pytest.raises(ModelError, match=r"functions cannot be inlined: .*own::f"):
-        load(model("H = own.f(X) Y = MatMul(H, W)", more=(', "own": 1', function)))
+        read(model("H = own.f(X) Y = MatMul(H, W)", more=(', "own": 1', function)))
