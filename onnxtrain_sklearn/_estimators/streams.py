@@ -564,7 +564,7 @@ class Batching:
     task: OutputTask
     decoding: Decoding
     trained: object
-    steps: int
+    rows_seen: int
     chunk_rows: Callable[[Any, str], tuple[int, int]]
     rows_meet: Callable[[], object]
 
