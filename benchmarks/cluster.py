@@ -37,7 +37,8 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--sync-every", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--learning-rate", type=float, default=0.003)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", action="store_true", help="workers are threads of this process")
     given = parser.parse_args()
@@ -52,6 +53,7 @@ def main() -> None:
             X, y = table(given.rows, seed)
             X_test, y_test = table(100_000, 1000 + seed)
             settings = {"max_iter": given.epochs, "tol": 0, "random_state": seed, "engine": "portable"}
+            settings["learning_rate_init"] = given.learning_rate
             began = time.perf_counter()
             alone = OrtGradientClassifier(MLP((64,)), **settings).fit(X, y)
             seconds = (time.perf_counter() - began) / given.epochs

@@ -1,6 +1,6 @@
 """Rounds of training: the task that trains a shard for some steps, and the step of the client that averages shards.
 
-:func:`train_shard` is a pure function of a job (graph and settings), the state of a shard, windows of rows, and the
+:func:`train_shard` is a pure function of a job (graph and settings), the state of a shard, a window of rows, and the
 rates of the steps. So a task that runs twice changes nothing, and neither does a worker that comes or goes.
 :class:`ClusterStep` holds the only truth: common weights, the states of the shards, the velocity of the outer
 optimizer. To the epoch loop of :mod:`.._training.trainer` it is a step like others, whose ``train`` yields losses: so
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -155,11 +155,9 @@ class ShardResult(NamedTuple):
 
 
 @ignores_float_errors
-def train_shard(
-    job: Job, shard: ShardState, segments: Sequence[Segment], rates: Sequence[Rates], *windows: Window
-) -> ShardResult:
+def train_shard(job: Job, shard: ShardState, segment: Segment, rates: Sequence[Rates], window: Window) -> ShardResult:
     """Train a shard for the steps of a round; it ends early with a loss that is not finite."""
-    weights, losses, after = list[float](), list[float](), None
+    weights, losses = list[float](), list[float]()
     with job.prepared() as prepared:
         state, step, accumulate = prepared.state, prepared.step, prepared.settings.accumulate
         state.parameters.buffer[...] = shard.buffer
@@ -167,15 +165,13 @@ def train_shard(
             state.optimizer.slots[name][...] = slot
         vars(state.optimizer).update(t=shard.t, draws=shard.draws, averaged=shard.averaged)
         step.reload()
-        left = iter(rates)
-        for segment, window in zip(segments, windows, strict=True):
-            minibatches, after = _minibatches(prepared, segment, window)
-            chosen = minibatches[segment.start * accumulate : segment.stop * accumulate]
-            for weight, loss in step.train(_Chosen(chosen, step.batch), left.__next__):
-                weights.append(weight)
-                losses.append(loss)
-                if not np.isfinite(loss):
-                    break
+        minibatches, after = _minibatches(prepared, segment, window)
+        chosen = minibatches[segment.start * accumulate : segment.stop * accumulate]
+        for weight, loss in step.train(_Chosen(chosen, step.batch), iter(rates).__next__):
+            weights.append(weight)
+            losses.append(loss)
+            if not np.isfinite(loss):
+                break
         step.synchronize()
         optimizer = state.optimizer
         result = ShardState(
@@ -299,8 +295,13 @@ class ClusterBatches:
 
     @property
     def longest(self) -> int:
-        """Steps of an epoch over the shard that has most."""
-        return max(sum(self.steps_of(shard)) for shard in range(len(self.plan)))
+        """Steps of an epoch, if all windows had as many as the one with most."""
+        return len(self.plan[0]) * self.most_of_window
+
+    @property
+    def most_of_window(self) -> int:
+        """Steps of the window that has most."""
+        return max(steps for shard in range(len(self.plan)) for steps in self.steps_of(shard))
 
     @property
     def steps(self) -> int:
@@ -388,26 +389,25 @@ class ClusterStep:
                 "workers: let it follow epochs."
             )
         begun = [self._begin_epoch(shard) for shard in range(len(self.windows))]
-        length = self.batches.longest
+        # A round reads one window of each shard: a worker needs no memory for more.
+        length = self.batches.most_of_window
         n_rounds = -(-length // int(self.averaging.sync_every))
         ends = np.linspace(0, length, n_rounds + 1).round().astype(int).tolist()
-        for start, stop in pairwise(ends):
+        for turn, (start, stop) in product(range(len(begun[0])), pairwise(ends)):
             self.round += 1
             rates = [next_rates() for _ in range(start, stop)]
             asked, chosen, places = list[Future](), list[int](), list[str]()
             for shard, order in enumerate(begun):
-                segments, windows, begin = list[Segment](), list[Future](), 0
-                for window, steps, segment in order:
-                    first, last = max(start, begin) - begin, min(stop, begin + steps) - begin
-                    begin += steps
-                    if first < last:
-                        segments.append(segment._replace(start=first, stop=last))
-                        windows.append(self.windows[shard][window])
-                if segments:
+                window, steps, segment = order[turn]
+                if start < steps:
+                    segment = segment._replace(start=start, stop=min(stop, steps))
                     state = self._shards[shard]._replace(buffer=self.parameters.buffer)
-                    asked.append(self.cluster.submit(train_shard, self.job, state, segments, rates, *windows))
+                    rows = self.windows[shard][window]
+                    asked.append(self.cluster.submit(train_shard, self.job, state, segment, rates, rows))
                     chosen.append(shard)
                     places.append(f"Shard {shard} in round {self.round}")
+            if not asked:
+                continue
             results: list[ShardResult] = self.cluster.gather(asked, places)
             self._require_finite(results, places)
             self._average(chosen, results)
