@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -227,19 +228,23 @@ def failing_passes(after):
     """Let the forward and backward pass of that number fail."""
     passes = []
 
-    def fails_later(plain):
-        def run(self, *arguments, **named):
-            passes.append(1)
-            result = plain(self, *arguments, **named)  # which changes the running statistics
-            if len(passes) == after:
-                raise RuntimeError("no memory")
-            return result
+    def counted():
+        passes.append(1)
+        if len(passes) == after:
+            raise RuntimeError("no memory")
 
-        return run
+    def run(host_pass, *arguments, plain=HostPass.run):
+        result = plain(host_pass, *arguments)  # which changes the running statistics
+        counted()
+        return result
 
-    with ExitStack() as stack:
-        for kind, method in ((HostPass, "run"), (DeviceStep, "_run_pass")):
-            stack.enter_context(mock.patch.object(kind, method, fails_later(getattr(kind, method))))
+    def device_pass(step, *arguments, plain=DeviceStep._pass, **named):
+        one = plain(step, *arguments, **named)
+        gradient = mock.Mock(wraps=one.gradient)
+        gradient.run.side_effect = lambda **feeds: one.gradient.run(**feeds) or counted()
+        return replace(one, gradient=gradient)
+
+    with mock.patch.object(HostPass, "run", run), mock.patch.object(DeviceStep, "_pass", device_pass):
         yield
 
 
