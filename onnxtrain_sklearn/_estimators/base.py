@@ -411,7 +411,8 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
 
         The step (``algorithm``) reads the weights of the inference graph by their names; its own initializers are the
         optimizer's state, which ``initialization`` sets back, and ``update_binding`` says which output replaces which
-        initializer. Runtimes that only predict ignore it. :func:`load_training` goes on training the file.
+        initializer. Runtimes that only predict ignore it. :func:`~onnxtrain_sklearn.load_training` goes on
+        training the file.
 
         Parameters
         ----------

@@ -338,8 +338,8 @@ def test_arrays_of_an_adapter_file_that_share_their_bytes(tmp_path):
     path, fitted = tmp_path / "x.onnx_adapter", adapted().fit(X, y)
     fitted.save_adapter(path)
     content, predictions = bytearray(path.read_bytes()), fitted.predict(X)
-    stored = onnxruntime.AdapterFormat.read_adapter(str(path)).get_parameters()
-    arrays = [value.numpy() for value in stored.values() if np.prod(value.shape()) == 12]
+    adapter = onnxruntime.AdapterFormat.read_adapter(str(path))  # its values lie in its memory
+    arrays = [value.numpy() for value in adapter.get_parameters().values() if np.prod(value.shape()) == 12]
     one, other = sorted(content.index(array.astype("<f4").tobytes()) - 4 for array in arrays)
     for place in range(0, one, 4):  # a FlatBuffer names a place by how far on it lies
         if place + int.from_bytes(content[place : place + 4], "little") == one:

@@ -35,7 +35,7 @@ def expected(client):
     return fit()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def own_client():
     """A cluster whose workers are killed; nannies replace them."""
     with cluster_of(2) as client:
@@ -47,7 +47,7 @@ def kill_one(client, n_workers=2):
 
     All are there before: a nanny whose worker dies while it starts gives up.
     """
-    client.wait_for_workers(n_workers)
+    client.wait_for_workers(n_workers, timeout=60)
     pids = client.run(os.getpid, on_error="ignore")
     if pids:
         with suppress(ProcessLookupError):
@@ -72,7 +72,7 @@ def test_death_of_a_worker_between_rounds_changes_no_bit(own_client, expected):
 @pytest.mark.parametrize("function", ["facts", "converted", "window", "train_shard"])
 def test_death_of_a_worker_after_a_submission_changes_no_bit(own_client, expected, monkeypatch, function):
     # "window": in the scatter of the rows; "train_shard": in a round.
-    own_client.wait_for_workers(2)
+    own_client.wait_for_workers(2, timeout=60)
     plain, deaths = cluster.Cluster.submit, []
 
     def submit(self, task, *arguments):
@@ -88,7 +88,7 @@ def test_death_of_a_worker_after_a_submission_changes_no_bit(own_client, expecte
 
 
 def test_death_of_a_worker_that_holds_results_changes_no_bit(own_client, expected, monkeypatch):
-    own_client.wait_for_workers(2)
+    own_client.wait_for_workers(2, timeout=60)
     plain, deaths = own_client.gather, []
 
     def gather(futures, **options):
@@ -111,7 +111,7 @@ def test_workers_that_come_and_go_change_no_bit(expected):
         def change(epoch):
             if epoch.number == 1:
                 client.cluster.scale(3)
-                client.wait_for_workers(3)
+                client.wait_for_workers(3, timeout=60)
             elif epoch.number == 3:
                 client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"])[:2])
 
