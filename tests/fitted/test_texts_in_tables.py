@@ -241,13 +241,17 @@ class TestDocuments:
 
     @pytest.mark.parametrize(("X", "match"), [
         (FRAME[["note", "note"]], r"a sequence of texts, got DataFrame of shape \(120, 2\)"),
-        ("a box", "a sequence of texts, got str"),
         (["a box", None], "Text is missing"), (["a box", 3], "takes text in column 'text' of X, got int"),
     ])  # fmt: skip
     def test_wrong_data(self, X, match):
         tuned = table_classifier(self.model()).fit(FRAME["note"], BINARY)
         with pytest.raises(ValueError, match=match):
             tuned.predict(X)
+
+    def test_one_text_is_the_path_of_a_table(self):
+        tuned = table_classifier(self.model()).fit(FRAME["note"], BINARY)
+        with pytest.raises(FileNotFoundError, match="No file 'a box'"):
+            tuned.predict("a box")
 
     def test_a_frame_of_one_column_holds_the_texts_of_that_column(self):
         tuned = table_classifier(self.model()).fit(FRAME["note"], BINARY)
