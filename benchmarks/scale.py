@@ -12,6 +12,7 @@ python benchmarks/scale.py [--rows 1 5 10] [--folder build/scale] [--results FIL
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import resource
@@ -104,12 +105,11 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 def measure(kind: str, path: Path, engine: str) -> dict[str, Any]:
     """Do one piece of work in this process; return its rows, seconds and memory."""
-    from onnxtrain_sklearn import RowBlocks, callbacks  # noqa: F401
+    from onnxtrain_sklearn import RowBlocks
 
     if kind != "arrays":
-        import pandas  # noqa: F401  (the imports of a fit to a stream)
-        import pyarrow.dataset  # noqa: F401
-
+        for name in ("pandas", "pyarrow.dataset"):  # a fit to a stream imports them
+            importlib.import_module(name)
     imports = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     if kind == "arrays":
         import pyarrow.dataset as ds

@@ -649,7 +649,7 @@ def _others(rows: RowBlocks) -> list[str]:
 
 
 def _features(known: Sequence[str], columns: Sequence[str] | None, others: Sequence[str]) -> list[str]:
-    """Return the names of the features, after a check of all names; without ``columns``, all but the others."""
+    """Return the names of the features, after a check of all names; without ``columns``, all but others and indices."""
     for name in [*others, *([] if columns is None else columns)]:
         if name not in known:
             raise ValueError(f"The source has no column {name!r}, got {list(known)}.")
@@ -658,7 +658,8 @@ def _features(known: Sequence[str], columns: Sequence[str] | None, others: Seque
         raise ValueError(f"The source has several columns of each of the names {repeated}. Give them different names.")
     if columns is not None:
         return list(columns)
-    features = [name for name in known if name not in others]
+    # pandas writes an index without a name, such as that of filtered rows, as a column of this name: it is no feature.
+    features = [name for name in known if name not in others and not name.startswith("__index_level_")]
     if not features:
         raise ValueError(f"The source has no column of features beside {others}.")
     return features

@@ -17,6 +17,7 @@ from onnxtrain_sklearn._data.batches import read_ahead
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
 pq = pytest.importorskip("pyarrow.parquet")
+pd = pytest.importorskip("pandas")
 
 
 def table(n, seed=0):
@@ -96,6 +97,15 @@ def test_columns_in_another_order_are_read_by_name(tmp_path):
     pq.write_table(second.select(["w", "y", "b", "a"]), tmp_path / "2.parquet")
     rows = RowBlocks(tmp_path, target="y", buffer_rows=80)
     assert rows.block(1)[0].to_pydict() == second.select(["a", "b", "w"]).to_pydict()
+
+
+def test_index_that_pandas_wrote_without_a_name_is_no_feature(tmp_path):
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0], "y": [0, 1, 0, 1]})
+    frame[frame["a"] != 2].to_parquet(tmp_path / "table.parquet")
+    assert "__index_level_0__" in pq.read_schema(tmp_path / "table.parquet").names
+    for source in (tmp_path / "table.parquet", ds.dataset(tmp_path)):
+        with RowBlocks(source, target="y") as rows:
+            assert rows.block(0)[0].column_names == ["a"]
 
 
 def test_large_row_groups_are_cut_into_smaller_blocks(tmp_path):
