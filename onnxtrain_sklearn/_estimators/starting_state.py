@@ -145,10 +145,10 @@ def _divided(
     model: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
 ) -> tuple[FlatParameters, dict[str, np.ndarray]]:
     """Return the trained parameters ``names`` with the running statistics, and the frozen rest."""
-    trained, moved = ({name: weights[name] for name in group} for group in (names, model.running_statistics))
+    trained, statistics = ({name: weights[name] for name in group} for group in (names, model.running_statistics))
     averages = settings.ema_decay is not None
-    parameters = FlatParameters(trained, model.dtype, moved, settings.factors, averages=averages)
-    others = {n: array for n, array in weights.items() if n not in trained and n not in moved}
+    parameters = FlatParameters(trained, model.dtype, statistics, settings.factors, averages=averages)
+    others = {n: array for n, array in weights.items() if n not in trained and n not in statistics}
     return parameters, {name: array.astype(model.dtype) for name, array in others.items()}
 
 
@@ -329,8 +329,8 @@ def _compared(
     error = SOME_STEPS if is_quantized(reference.graph.graph) else NEAR
     rng, changes = np.random.RandomState(0), [0.0]
     for _ in range(4):
-        moved = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
-        changes.append(abs(by_scores([m.astype(s.dtype) for m, s in zip(moved, scores, strict=True)]) - expected))
+        changed = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
+        changes.append(abs(by_scores([m.astype(s.dtype) for m, s in zip(changed, scores, strict=True)]) - expected))
     tolerance = 3 * max(c for c in changes if math.isfinite(c)) + 1e-5 * abs(expected) + 1e-6
     if abs(found - expected) <= tolerance:
         return FileComparison(without=left_out)

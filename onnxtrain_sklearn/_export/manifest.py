@@ -38,7 +38,7 @@ def manifest_of(
     # the inputs that a loop gives beside data and state, by role
     order = {} if "epoch" not in entries else {r: n for n, r in entries["epoch"].inputs.items() if r == "order"}
     inputs = {"sample_weight": step.weight, "learning_rate": step.rate, **step.factors, **order}
-    random = {"inputs": list(step.random), "seed": settings.seed, "draws": source.parts.state.draws}
+    random = {"inputs": list(step.random), "seed": settings.seed, "draws": source.parts.optimizer_state.draws}
     if source.minibatches > 1:
         random["minibatches"] = source.minibatches  # the first axis of the random inputs
     return {

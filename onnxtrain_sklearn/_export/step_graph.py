@@ -157,13 +157,13 @@ def step_graph(source: ExportSource) -> StepGraph:
     vectors = {one.name: old[one.name] for one in state if one.role in (PARAMETERS, "optimizer")}
     new |= emit_update(op, settings, layout, vectors, gradients, scalars, occurs)
     if STATISTICS in old:
-        moved = parts.model.running_statistics
-        new[STATISTICS] = joined_vector(op, [outputs[moved[name]] for name in layout.running_statistics])
+        next_names = parts.model.running_statistics
+        new[STATISTICS] = joined_vector(op, [outputs[next_names[name]] for name in layout.running_statistics])
     if AVERAGE in old:
         assert settings.ema_decay is not None
         share, average_op = float(settings.ema_decay), GraphBuilder(graph, dtype=scalar, prefix="average")
         # steps before averaging began do not count in the correction for its start
-        before = float(parts.state.t - parts.state.averaged)
+        before = float(parts.optimizer_state.t - parts.optimizer_state.averaged)
         averaged = average_op.Sub(t, before) if before else t
         remaining = average_op.Sub(1.0, average_op.Pow(share, averaged))
         weight = op.Cast(average_op.Div(1.0 - share, remaining), to=kind)
@@ -268,8 +268,8 @@ def _step_pass(source: ExportSource) -> _StepPass:
     occurs |= _return_rows_added_up(model, program.lookups, kind)
     if source.minibatches > 1:
         by_row = (*(spec.name for spec in parts.model.inputs), TARGET, WEIGHT)
-        moved = parts.model.running_statistics
-        statistics = {name: moved[name] for name in parts.parameters.running_statistics}
+        next_names = parts.model.running_statistics
+        statistics = {name: next_names[name] for name in parts.parameters.running_statistics}
         model = _pass_of_group(model, source.minibatches, by_row, random, statistics, flags=frozenset(occurs.values()))
     return _StepPass(model, random, FACTOR in inputs, occurs)
 
@@ -350,12 +350,12 @@ def _pass_of_group(
         initializers_to_inputs(copy, list(held))
         results = append_nodes(op, copy, [read[value.name or ""] for value in copy.inputs])
         found = dict(zip(names, results, strict=True))
-        moving = {name: found.pop(moved) for name, moved in statistics.items()}
+        moving = {name: found.pop(next_name) for name, next_name in statistics.items()}
         for name, value in found.items():
             own = value if name in flags else op.Mul(value, share)
             both = op.Or if name in flags else op.Add
             sums[name] = both(sums[name], own) if name in sums else own
-    sums |= {moved: moving[name] for name, moved in statistics.items()}
+    sums |= {next_name: moving[name] for name, next_name in statistics.items()}
     for like in single.outputs:
         append_output(graph, sums[like.name or ""], like.name or "", like)
     return ir.Model(graph, ir_version=model.ir_version)
@@ -442,19 +442,18 @@ def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
     names = members_of(layout, layout.names)
     yield StateTensor(PARAMETERS, "", PARAMETERS, layout.vector, names)
     if layout.running_statistics:
-        moved = layout.statistics
-        yield StateTensor(STATISTICS, "", STATISTICS, moved, members_of(layout, layout.running_statistics))
+        yield StateTensor(STATISTICS, "", STATISTICS, layout.statistics, members_of(layout, layout.running_statistics))
     if layout.average is not None and settings.ema_decay is not None:
         yield StateTensor(AVERAGE, "", AVERAGE, layout.average, names)
     slots = state_slots(optimizer, layout)
-    fits = parts.state.fits(slots)
+    fits = parts.optimizer_state.fits(slots)
     for name, slot in slots.items():
         if name in (PARAMETERS, STATISTICS, AVERAGE, STEP):
             raise ModelError(f"{type(optimizer).__name__}.slots has a vector {name!r}, a name of the training graph's.")
-        value = parts.state.slots[name] if fits else np.full(slot.shape, slot.fill, layout.vector.dtype)
+        value = parts.optimizer_state.slots[name] if fits else np.full(slot.shape, slot.fill, layout.vector.dtype)
         members = names if slot.shape == layout.vector.shape and name.isidentifier() else ()
         yield StateTensor(name, "", "optimizer", value, members, slot.fill)
-    yield StateTensor(STEP, "", STEP, np.array(parts.state.t if fits else 0, np.int64))
+    yield StateTensor(STEP, "", STEP, np.array(parts.optimizer_state.t if fits else 0, np.int64))
 
 
 def _emit_penalty(

@@ -74,8 +74,8 @@ class Groups:
 class DeviceStep(OneProcess):
     """Train on the minibatches of whole epochs on a device.
 
-    ``parameters`` and ``state`` are the host's copies. They are uploaded when new data arrive, and updated after each
-    epoch.
+    ``parameters`` and ``optimizer_state`` are the host's copies. They are uploaded when new data arrive, and updated
+    after each epoch.
     """
 
     in_host_memory: ClassVar[bool] = False
@@ -84,7 +84,12 @@ class DeviceStep(OneProcess):
         settings, optimizer, memory = parts.settings, parts.settings.optimizer, parts.settings.device.memory
         assert memory is not None
         assert isinstance(optimizer, Optimizer)
-        self.settings, self.parameters, self.state, self.batch = settings, parts.parameters, parts.state, parts.batch
+        self.settings, self.parameters, self.optimizer_state, self.batch = (
+            settings,
+            parts.parameters,
+            parts.optimizer_state,
+            parts.batch,
+        )
         self.choice: Choice | None = None
         self._parts = parts
         # Where rows meet, padding rows would change the results of the others.
@@ -93,13 +98,13 @@ class DeviceStep(OneProcess):
         bindings = VectorBindings(settings, layout, lambda array: DeviceArray(array, memory))
         segments = bindings.segment_updates(optimizer)
         self._slots = state_slots(optimizer, parts.parameters)
-        parts.state.prepare(self._slots, parts.parameters.vector.dtype)
-        self._vectors = vectors = DeviceVectors(parts.parameters, layout, parts.state, memory)
+        parts.optimizer_state.prepare(self._slots, parts.parameters.vector.dtype)
+        self._vectors = vectors = DeviceVectors(parts.parameters, layout, parts.optimizer_state, memory)
         self._loaded: Batches | None = None
         self._data: dict[str, DeviceArray] = {}
         self._passes: dict[tuple[int, bool], DevicePass] = {}
         start, size = len(layout.vector), layout.statistics.size
-        self._copy = bindings.copying(vectors.moved, vectors.buffer.part(start, (size,))) if size else None
+        self._copy = bindings.copying(vectors.next_statistics, vectors.buffer.part(start, (size,))) if size else None
         self._total = bindings.accumulation(vectors.gradient) if settings.accumulate > 1 else None
         self._update = DeviceUpdate(settings, layout, vectors, bindings, segments)
         first = self._new_pass(parts.batch, resident=True, first=True)
@@ -141,7 +146,7 @@ class DeviceStep(OneProcess):
         passes = [self._pass(len(one.rows), resident=bool(self._data)) for one in minibatches]
         groups = Groups(np.array([one.weight for one in minibatches]), self.settings.accumulate)
         every, dtype = [next_rates() for _ in groups.weights], self._vectors.buffer.dtype
-        scalars = self._update.scalars(groups.weights, every, self.state)
+        scalars = self._update.scalars(groups.weights, every, self.optimizer_state)
         losses, shares = self._vectors.new(np.zeros(len(passes), dtype)), self._vectors.new(groups.shares.astype(dtype))
         order, weights = self._order(minibatches, passes)
 
@@ -156,8 +161,8 @@ class DeviceStep(OneProcess):
                 one.gradient.require_indices(one.buffers.columns)
             start += shape[0]
             if one.uniform.buffers:
-                one.uniform.draw(self.state.draws, every[step].dropout)
-                self.state.draws += 1
+                one.uniform.draw(self.optimizer_state.draws, every[step].dropout)
+                self.optimizer_state.draws += 1
             one.gradient.run(**feeds)
             if self._copy is not None:
                 self._copy.run()
@@ -165,9 +170,9 @@ class DeviceStep(OneProcess):
             if self._total is not None and (first, last) in self._total:
                 self._total[first, last].run(**{SHARE: shares.part(i, ())})
             if last:
-                self.state.t += 1  # before the update: after an error the vectors count as changed
+                self.optimizer_state.t += 1  # before the update: after an error the vectors count as changed
                 self._update.run({name: array.part(step, ()) for name, array in scalars.items()})
-                self.state.averaged += self.settings.ema_decay is not None
+                self.optimizer_state.averaged += self.settings.ema_decay is not None
         means = groups.means(losses.read().astype(np.float64)) + scalars[PENALTY].read()
         return zip(groups.weights.tolist(), means.tolist(), strict=True)
 
@@ -181,7 +186,7 @@ class DeviceStep(OneProcess):
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step, on the device too."""
-        self.state.reset(self._slots)
+        self.optimizer_state.reset(self._slots)
         self._loaded = None
 
     def _load(self, batches: Batches) -> None:
@@ -222,8 +227,8 @@ class DeviceStep(OneProcess):
         inputs: dict[str, Array] = {name: vectors.parameter(name) for name in parameters.views()}
         inputs |= {**uniform.arrays, **({} if resident else buffers.columns)}
         gradients = {name: vectors.gradient_of(name) for name in parameters.names}
-        moved = {name: vectors.next_of(name) for name in parameters.running_statistics}
-        return DevicePass(graph.program.engine, buffers, graph.bind(inputs, {}, gradients, moved), uniform)
+        next_statistics = {name: vectors.next_of(name) for name in parameters.running_statistics}
+        return DevicePass(graph.program.engine, buffers, graph.bind(inputs, {}, gradients, next_statistics), uniform)
 
 
 # Work of a device after the gradient of a step: penalty, clipping, updates, average, with their scalars.
@@ -276,20 +281,22 @@ class DeviceUpdate:
             average = bindings.average(vectors.buffer.part(start, shape), vectors.buffer.part(0, shape))
             self._calls.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
 
-    def scalars(self, weights: np.ndarray, rates: Sequence[Rates], state: OptimizerState) -> dict[str, DeviceArray]:
+    def scalars(
+        self, weights: np.ndarray, rates: Sequence[Rates], optimizer_state: OptimizerState
+    ) -> dict[str, DeviceArray]:
         """Return vectors of the scalars that the next steps read or write, by name; one element per step.
 
-        ``weights`` are the sums of the weights of their rows, and ``state`` is that before them.
+        ``weights`` are the sums of the weights of their rows; ``optimizer_state`` is the state before these steps.
         """
         arrays: dict[str, np.ndarray] = {}
         for one in {one.scalars_key: one for one in self._segments}.values():
-            steps = [one.scalars(now, state.t + i + 1) for i, now in enumerate(rates)]
+            steps = [one.scalars(now, optimizer_state.t + i + 1) for i, now in enumerate(rates)]
             kinds = {name: np.int64 if isinstance(value, int) else self._dtype for name, value in steps[0].items()}
             arrays |= {_scalar_name(one, n): np.array([step[n] for step in steps], kind) for n, kind in kinds.items()}
         arrays["strength"] = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0).astype(self._dtype)
         arrays[PENALTY] = np.zeros(len(rates), self._dtype)
         if self._decay is not None:
-            first = state.averaged + 1
+            first = optimizer_state.averaged + 1
             arrays[STEP_WEIGHT] = np.array(
                 [step_weight(self._decay, first + i) for i in range(len(rates))], self._dtype
             )
@@ -314,7 +321,9 @@ ALIGNMENT = 64
 
 
 class DeviceVectors:
-    """Parameters, gradients and optimizer state on a device; ``parameters`` and ``state`` are the host's copies.
+    """Parameters, gradients and optimizer state on a device.
+
+    ``parameters`` and ``optimizer_state`` are the copies on the host.
 
     Attributes
     ----------
@@ -322,22 +331,26 @@ class DeviceVectors:
         Where the parameters lie on the device. It has zeros between them, which have no gradient.
     buffer, gradient : DeviceArray
         Like those of :class:`~.parameters.FlatParameters`, in this layout.
-    moved : DeviceArray
+    next_statistics : DeviceArray
         The next running statistics.
     slots : dict of str to DeviceArray
         The optimizer's vectors.
     """
 
     def __init__(
-        self, parameters: FlatParameters, layout: FlatParameters, state: OptimizerState, memory: tuple[str, int]
+        self,
+        parameters: FlatParameters,
+        layout: FlatParameters,
+        optimizer_state: OptimizerState,
+        memory: tuple[str, int],
     ) -> None:
-        self.layout, self._parameters, self._state, self._memory = layout, parameters, state, memory
+        self.layout, self._parameters, self._optimizer_state, self._memory = layout, parameters, optimizer_state, memory
         self._start = len(layout.vector)
         self.buffer, self.gradient = self.new(layout.buffer), self.new(layout.gradient)
-        self.moved = self.new(layout.statistics)
+        self.next_statistics = self.new(layout.statistics)
         # only vectors for all parameters have the layout of those; the others are arrays of one
-        self._vectors = {name for name in state.slots if name.isidentifier()}
-        self.slots = {name: self.new(self._laid_out(name)) for name in state.slots}
+        self._vectors = {name for name in optimizer_state.slots if name.isidentifier()}
+        self.slots = {name: self.new(self._laid_out(name)) for name in optimizer_state.slots}
 
     def new(self, array: np.ndarray) -> DeviceArray:
         """Return a copy of an array on the device."""
@@ -353,7 +366,7 @@ class DeviceVectors:
 
     def next_of(self, name: str) -> DeviceArray:
         """Return the next value of the running statistic ``name``."""
-        return self._part(self.moved, name, self._start)
+        return self._part(self.next_statistics, name, self._start)
 
     def _part(self, flat: DeviceArray, name: str, offset: int = 0) -> DeviceArray:
         return flat.part(self.layout.span(name).start - offset, self.layout.view(name).shape)
@@ -379,13 +392,13 @@ class DeviceVectors:
             self._gather(layout.average, self._parameters.average)
         for name, slot in self.slots.items():
             if name in self._vectors:
-                self._gather(slot.read(), self._state.slots[name])
+                self._gather(slot.read(), self._optimizer_state.slots[name])
             else:
-                self._state.slots[name][...] = slot.read()
+                self._optimizer_state.slots[name][...] = slot.read()
 
     def _laid_out(self, name: str) -> np.ndarray:
         """Return a slot of the host as the device holds it."""
-        slot = self._state.slots[name]
+        slot = self._optimizer_state.slots[name]
         return self._spread(slot) if name in self._vectors else slot
 
     def _spread(self, vector: np.ndarray) -> np.ndarray:

@@ -61,9 +61,9 @@ class PassGraph:
         ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
         of each running statistic. ``inputs`` may name inputs that the graph does not have; they are ignored.
         """
-        session, moved = self.session(threads), self.source.model.running_statistics
+        session, next_names = self.session(threads), self.source.model.running_statistics
         written = {**outputs, **in_written_shapes(session, {f"{name}_grad": a for name, a in gradients.items()})}
-        written |= {moved[name]: array for name, array in statistics.items()}
+        written |= {next_names[name]: array for name, array in statistics.items()}
         names = {value.name for value in session.get_inputs()}
         return Binding(session, {name: array for name, array in inputs.items() if name in names}, written)
 
@@ -179,7 +179,7 @@ class HostPasses:
 
     def run(self, dropout: float) -> float:
         """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
-        return self._current.run(self._parts.state, dropout)
+        return self._current.run(self._parts.optimizer_state, dropout)
 
     def _graph(self, batch: int, *, first: bool) -> PassGraph:
         parts = self._parts
@@ -207,7 +207,7 @@ class HostPass:
         at_labels = WeightsAtLabels(buffers.columns[TARGET], self._weights) if program.weights_at_labels else None
         products = [HostProduct(first, graph, row_sparse.get(first.weight)) for first in program.products]
         lookups = [HostLookup(lookup, row_sparse[lookup.weight]) for lookup in program.lookups]
-        moved = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
+        next_statistics = {name: np.zeros_like(parameters.view(name)) for name in parameters.running_statistics}
 
         inputs = {**buffers.columns, **uniform.arrays, **parameters.views()}
         inputs |= {WEIGHT: self._weights.column, WEIGHT_MATRIX: self._weights.matrix}
@@ -221,11 +221,11 @@ class HostPass:
         self.gradient: Binding | BoundCode
         if program.code is None:
             threads = devices.available_threads() if program.work >= PARALLEL_WORK else 1
-            self.gradient = graph.bind(inputs, outputs, gradients, moved, threads)
+            self.gradient = graph.bind(inputs, outputs, gradients, next_statistics, threads)
         else:
             next_names = source.model.running_statistics
             written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
-            written |= {next_names[name]: array for name, array in moved.items()}
+            written |= {next_names[name]: array for name, array in next_statistics.items()}
             self.gradient = BoundCode(program.code, inputs, written)
 
         def add_lookups() -> None:
@@ -241,14 +241,14 @@ class HostPass:
             self.gradient.run,
             *(one.backward for one in products),
             *([add_lookups] if lookups else []),
-            *(partial(np.copyto, parameters.view(name), array) for name, array in moved.items()),
+            *(partial(np.copyto, parameters.view(name), array) for name, array in next_statistics.items()),
         ]
 
-    def run(self, state: OptimizerState, dropout: float) -> float:
+    def run(self, optimizer_state: OptimizerState, dropout: float) -> float:
         """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
         if self._uniform.buffers:
-            self._uniform.draw(state.draws, dropout)
-            state.draws += 1
+            self._uniform.draw(optimizer_state.draws, dropout)
+            optimizer_state.draws += 1
         if isinstance(self.gradient, BoundCode):
             self.gradient.compute_rows(self.buffers.count)
         if not (self._weights.of_ones and self.buffers.has_ones):

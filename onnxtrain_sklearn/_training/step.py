@@ -58,7 +58,7 @@ class TrainingStep(Protocol):
     ----------
     parameters : FlatParameters
         The trained parameters: the host's copy.
-    state : OptimizerState
+    optimizer_state : OptimizerState
         The host's copy.
     batch : int
         Rows of a full minibatch.
@@ -72,7 +72,7 @@ class TrainingStep(Protocol):
     """
 
     parameters: FlatParameters
-    state: OptimizerState
+    optimizer_state: OptimizerState
     batch: int
     engine: str
     choice: Choice | None
@@ -126,7 +126,7 @@ class HostStep(OneProcess):
     passes : HostPasses
     program : PassProgram
         The gradient graph of a full minibatch.
-    settings, parameters, state, batch, engine, choice
+    settings, parameters, optimizer_state, batch, engine, choice
         As in :class:`TrainingStep`.
     """
 
@@ -134,7 +134,12 @@ class HostStep(OneProcess):
 
     def __init__(self, parts: StepParts) -> None:
         settings, parameters = parts.settings, parts.parameters
-        self.settings, self.parameters, self.state, self.batch = settings, parameters, parts.state, parts.batch
+        self.settings, self.parameters, self.optimizer_state, self.batch = (
+            settings,
+            parameters,
+            parts.optimizer_state,
+            parts.batch,
+        )
         self.choice: Choice | None = None
         self.passes = HostPasses(parts)
         self.program = self.passes.program
@@ -144,12 +149,12 @@ class HostStep(OneProcess):
         self._clip = None if settings.max_grad_norm is None else bindings.clipping(parameters.gradient)
         self._accumulation = HostAccumulation(bindings, parameters) if settings.accumulate > 1 else None
         decay = settings.ema_decay
-        self._average = None if decay is None else HostAverage(bindings, parameters, parts.state, decay)
+        self._average = None if decay is None else HostAverage(bindings, parameters, parts.optimizer_state, decay)
         self._updates: HostUpdates | None = None  # L-BFGS reads the gradients only
         if isinstance(settings.optimizer, Optimizer):
             segments = bindings.segment_updates(settings.optimizer)
-            parts.state.prepare(state_slots(settings.optimizer, parameters), parameters.vector.dtype)
-            lazy, slots = settings.lazy_rows, parts.state.slots
+            parts.optimizer_state.prepare(state_slots(settings.optimizer, parameters), parameters.vector.dtype)
+            lazy, slots = settings.lazy_rows, parts.optimizer_state.slots
             self._updates = HostUpdates(
                 segments, parameters, slots, self.passes.row_sparse, lazy=lazy, penalized=parts.penalizes
             )
@@ -219,15 +224,15 @@ class HostStep(OneProcess):
         """Update the parameters by the gradients."""
         if self._clip is not None:
             self._clip.run()
-        self.state.t += 1
+        self.optimizer_state.t += 1
         if self._updates is not None:
-            self._updates.run(rates, self.state.t)
+            self._updates.run(rates, self.optimizer_state.t)
         if self._average is not None:
             self._average.run()
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""
-        self.state.reset(state_slots(self.settings.optimizer, self.parameters))
+        self.optimizer_state.reset(state_slots(self.settings.optimizer, self.parameters))
 
     def synchronize(self) -> None:
         """Do nothing, because the host's arrays are trained in place."""

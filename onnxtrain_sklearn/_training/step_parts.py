@@ -208,7 +208,7 @@ class StepParts:
         Updated in place.
     frozen : mapping of str to ndarray
         Values of the parameters that are not trained.
-    state : OptimizerState
+    optimizer_state : OptimizerState
         Updated in place; slots that the optimizer needs are created where they are missing.
     batch : int
         Rows of a full minibatch.
@@ -220,7 +220,7 @@ class StepParts:
     settings: StepSettings
     parameters: FlatParameters
     frozen: Mapping[str, np.ndarray]
-    state: OptimizerState
+    optimizer_state: OptimizerState
     batch: int
     sparse: Collection[str] = ()
 

@@ -398,7 +398,7 @@ class Trainer:
 
     def _is_finite(self) -> bool:
         """Return True if weights and optimizer state are finite: an infinite second moment silently stops training."""
-        return all(map(is_finite, (self._buffer, *self.step.state.slots.values())))
+        return all(map(is_finite, (self._buffer, *self.step.optimizer_state.slots.values())))
 
     def _diverge(self) -> None:
         """Reset the optimizer's state, which may not be finite, and raise; the caller restores the weights."""

@@ -195,10 +195,10 @@ class VectorBindings:
         inputs = {AVERAGE: average, "parameters": parameters, **({} if weight is None else {STEP_WEIGHT: weight})}
         return Binding(self._session(graph), inputs, {f"new_{AVERAGE}": average})
 
-    def copying(self, moved: Array, statistics: Array) -> Binding:
+    def copying(self, next_statistics: Array, statistics: Array) -> Binding:
         """Bind the graph that copies the next running statistics over the current ones."""
         graph = graph_bytes(copy_graph, self._parameters.statistics.size, self._kind)
-        return Binding(self._session(graph), {"moved": moved}, {"statistics": statistics})
+        return Binding(self._session(graph), {"next_statistics": next_statistics}, {"statistics": statistics})
 
     def segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
         """Return the updates of all segments."""
@@ -476,19 +476,19 @@ class HostAccumulation:
 
 
 class HostAverage:
-    """The moving average of the parameters, of which ``state`` counts the steps."""
+    """The moving average of the parameters, of which ``optimizer_state`` counts the steps."""
 
     def __init__(
-        self, bindings: VectorBindings, parameters: FlatParameters, state: OptimizerState, decay: float
+        self, bindings: VectorBindings, parameters: FlatParameters, optimizer_state: OptimizerState, decay: float
     ) -> None:
         assert parameters.average is not None
-        self._state, self._decay, self._weight = state, decay, np.zeros((), bindings.dtype)
+        self._optimizer_state, self._decay, self._weight = optimizer_state, decay, np.zeros((), bindings.dtype)
         self._binding = bindings.average(parameters.average, parameters.vector, self._weight)
 
     def run(self) -> None:
         """Move the average towards the parameters."""
-        self._state.averaged += 1
-        self._weight[()] = step_weight(self._decay, self._state.averaged)
+        self._optimizer_state.averaged += 1
+        self._weight[()] = step_weight(self._decay, self._optimizer_state.averaged)
         self._binding.run()
 
 
@@ -533,7 +533,7 @@ def step_weight(decay: float, steps: int) -> float:
 
 def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
     """Return the graph that copies the vector ``moved`` to ``statistics``."""
-    value = ir.val("moved", kind, (size,))
+    value = ir.val("next_statistics", kind, (size,))
     op = new_graph([value], kind, "copy")
     append_output(op.graph, op.Identity(value), "statistics", value)
     return ir.Model(op.graph, ir_version=8)

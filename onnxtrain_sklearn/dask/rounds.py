@@ -339,9 +339,9 @@ class ClusterStep:
 
     Attributes
     ----------
-    parameters, state, batch, engine, choice
-        As in :class:`~.step.TrainingStep`; ``parameters`` are the common weights, and ``state`` is the mean of the
-        shards.
+    parameters, optimizer_state, batch, engine, choice
+        As in :class:`~.step.TrainingStep`; ``parameters`` are the common weights, ``optimizer_state`` is the mean of
+        the shards.
     """
 
     in_host_memory: ClassVar[bool] = False
@@ -360,7 +360,7 @@ class ClusterStep:
 
     def __post_init__(self) -> None:
         self.parameters: FlatParameters = self.fitted.parameters
-        self.state: OptimizerState = self.fitted.optimizer
+        self.optimizer_state: OptimizerState = self.fitted.optimizer
         self._pending: dict[int, RandomState] = {}  # generators of the shards after this epoch
         self._velocity = np.zeros(len(self.parameters.vector))
         self._shards = self._fresh()
@@ -371,7 +371,7 @@ class ClusterStep:
 
     def _fresh(self) -> list[ShardState]:
         """Return shards that go on from the optimizer's state on the client."""
-        one, buffer = self.state, self.parameters.buffer
+        one, buffer = self.optimizer_state, self.parameters.buffer
         slots = {name: slot.copy() for name, slot in one.slots.items()}
         return [ShardState(buffer, slots, one.t, one.draws + i * MASKS, one.averaged) for i in range(len(self.windows))]
 
@@ -462,11 +462,11 @@ class ClusterStep:
         for shard, state in self._pending.items():
             self._generators[shard].set_state(state)
         self._pending.clear()
-        for name, slot in self.state.slots.items():
+        for name, slot in self.optimizer_state.slots.items():
             slot[...] = weighted_mean([one.slots[name] for one in self._shards], [1.0] * len(self._shards))
         first = self._shards[0]
         t, averaged = max(one.t for one in self._shards), max(one.averaged for one in self._shards)
-        vars(self.state).update(t=t, draws=first.draws, averaged=averaged)
+        vars(self.optimizer_state).update(t=t, draws=first.draws, averaged=averaged)
 
     def synchronize(self) -> None:
         """Do nothing: the host's copies are up to date between two epochs."""
@@ -476,7 +476,7 @@ class ClusterStep:
 
     def forget_state(self) -> None:
         """Reset the optimizers of all shards, and the outer one."""
-        self.state.reset(state_slots(self.settings.optimizer, self.parameters))
+        self.optimizer_state.reset(state_slots(self.settings.optimizer, self.parameters))
         self._shards, self._velocity = self._fresh(), np.zeros_like(self._velocity)
 
     def remote_state(self) -> dict[str, Any]:

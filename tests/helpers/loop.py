@@ -26,7 +26,7 @@ class Step:
         self.losses = iter(losses)
         vector = np.zeros(1, np.float32)
         self.parameters = SimpleNamespace(vector=vector, buffer=vector, statistics=vector[1:])
-        self.state = SimpleNamespace(slots={})
+        self.optimizer_state = SimpleNamespace(slots={})
         self.settings = SimpleNamespace(optimizer=SGD())
         self.rates: list[float] = []
         self.forgotten = 0

@@ -82,7 +82,7 @@ def test_scores_that_are_no_numbers_are_a_divergence(early_stopping):
 def test_infinite_optimizer_state_is_a_divergence():
     """An infinite second moment would stop the training without a word: steps are divided by it."""
     step = Step([1.0] * 9)
-    step.state.slots["second_moment"] = np.array([np.inf], np.float32)
+    step.optimizer_state.slots["second_moment"] = np.array([np.inf], np.float32)
     with pytest.raises(DivergenceError, match="the optimizer's state"):
         trainer(step).fit()
     assert step.forgotten == 1

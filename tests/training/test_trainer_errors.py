@@ -52,8 +52,8 @@ def test_passes_remember_the_last_weights_of_a_finite_loss(kind):
 @pytest.mark.parametrize("where", ["weights", "state"])
 def test_the_end_of_an_epoch_is_looked_at(where):
     step = Step([1.0])
-    step.state.slots["moment"] = np.zeros(3)
-    (step.parameters.vector if where == "weights" else step.state.slots["moment"])[-1] = np.inf
+    step.optimizer_state.slots["moment"] = np.zeros(3)
+    (step.parameters.vector if where == "weights" else step.optimizer_state.slots["moment"])[-1] = np.inf
     with pytest.raises(DivergenceError):
         trainer(step).partial_fit()
 
