@@ -1,14 +1,10 @@
-"""Settings that must be in place before scikit-learn and SciPy are imported, and which tests a run takes."""
+"""Which tests a run takes, and when garbage is collected meanwhile."""
 
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections.abc import Generator
-
-# scikit-learn's common checks skip those of the array API unless SciPy was imported with it.
-os.environ["SCIPY_ARRAY_API"] = "1"
 
 import pytest
 

@@ -534,9 +534,11 @@ READ_AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "us
 
 
 def _batches(source: Any, size: int, columns: Sequence[str] | None, others: Sequence[str]) -> Iterator[Any]:
-    """Yield the record batches of a source that is no data set of files, all of them of one schema.
+    """Yield the record batches of a source that is no data set of files, each column by its name.
 
-    Some sources compute only the columns that are named here.
+    All batches have the schema of the first, with which the copy is written; missing values are nulls. ``size`` is the
+    wanted number of rows: batches of another size are divided or joined. A source may yield more columns than
+    ``columns`` and ``others``, but one that computes only those takes less time. A branch closes what it opens.
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
