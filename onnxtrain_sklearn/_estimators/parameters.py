@@ -213,10 +213,6 @@ class DeclaredEstimator(Parametrized):
 
     declared: ClassVar[Mapping[str, Parameter]] = {}
 
-    def _store(self, arguments: Mapping[str, object]) -> None:
-        """Store the arguments of the constructor unchanged; ``vars()`` there includes ``self``."""
-        vars(self).update({name: value for name, value in arguments.items() if name != "self"})
-
     def check_declared(self) -> None:
         """Raise InvalidParameterError if a parameter violates its declared rules."""
         kind: Any = type(self)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,10 +26,9 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from .._data.class_weight import row_weights
 from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets
-from .._estimators import parameters
 from .._estimators.fit import raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
-from .._estimators.parameters import CallbackSupportMixin, DeclaredEstimator
+from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
 from .._estimators.scoring import Scoring
 from .._estimators.streams import (
@@ -51,10 +51,8 @@ from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
-from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Parameter, Range, Sizes, switch
+from .._utils.params import COUNT, Parameter, Range, declare
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike
-from ..losses import LogLoss
-from ..models.tabular import RealMLP, TabM
 from ..runtime import Runtime
 from .ensemble import (
     Examples,
@@ -89,26 +87,50 @@ Several labels take the log loss: their accuracy counts rows whose labels are al
 too few to compare epochs."""
 
 
-class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
+# fmt: off
+@dataclass(kw_only=True, eq=False, repr=False)
+class RecipeParameters(DeclaredEstimator):
+    """The parameters that all recipes share; a recipe adds those of its network and of its training."""
+
+    n_ensembles: int = declare(1, Parameter("int", """
+Number of models to train. Each holds out other rows, and one graph averages their predictions.""", (COUNT,)))
+    validation_fraction: float | None = declare(0.2, Parameter("float or None", """
+Share of the rows that each model holds out, at most one half. The epoch with the best score on these rows is kept
+(``scoring``). None: no rows are held out, and {unvalidated}.""",
+        (Range(Real, 0, MOST_HELD_OUT, closed="right"), None)))
+    scoring: str | Callable[..., float] | None = declare(None, Parameter("str, callable or None", """
+Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for classes
+``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float`` of a network and its preprocessed
+rows. Higher is better. None: {score}."""))
+
+    # Not parameters here. A recipe that declares them as such has them at this place of its signature.
+    label_smoothing: float = field(default=0.0, init=False)
+    class_weight: ClassWeight = field(default=None, init=False)
+
+    categorical_features: CategoricalFeatures = declare("from_dtype", Parameter('"from_dtype", list or None', """
+The columns that are categories: a list of names or indices, or a mask of all columns. "from_dtype": columns of text,
+booleans and pandas categories. None: no column."""))
+    random_state: int | np.random.RandomState | None = declare(None, Parameter("int, RandomState or None", """
+Seeds the rows held out, the initial weights, the order of the rows and dropout."""))
+    callbacks: Sequence[object] | None = declare(None, SHARED["callbacks"])
+    verbose: bool | int = declare(0, SHARED["verbose"])
+    engine: str = declare("auto", SHARED["engine"])
+    device: str = declare("cpu", SHARED["device"])
+    runtime: Runtime | None = declare(None, SHARED["runtime"])
+# fmt: on
+
+
+class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     """Base class of the recipes; :class:`ClassifierRecipe` and :class:`RegressorRecipe` add targets and predictions.
 
-    A recipe sets the class attributes ``_scaling`` (a name in ``SCALINGS``), ``_drops_constants`` (True: columns of a
-    single number are left out) and ``_early_stopping`` (that of its networks), and implements :meth:`_network`.
+    An estimator derives from one of these two and from a class with the parameters of its network, which sets
+    ``_scaling`` (a name in ``SCALINGS``), ``_drops_constants`` (True: columns of a single number are left out) and
+    ``_early_stopping`` (that of its networks). It implements :meth:`_network`.
     """
 
-    categorical_features: CategoricalFeatures
-    n_ensembles: int
-    validation_fraction: float | None
-    scoring: Scoring | None
-    callbacks: Sequence[object] | None
-    random_state: int | np.random.RandomState | None
-    engine: str
-    device: str
-    runtime: Runtime | None
-
     _scaling: ClassVar[str]
-    _drops_constants: ClassVar[bool] = False
-    _early_stopping: ClassVar[bool | str] = "best_epoch"
+    _drops_constants: ClassVar[bool]
+    _early_stopping: ClassVar[bool | str]
     classes_: np.ndarray
     n_outputs_: int
     loss_curves_: list[list[float]]
@@ -126,7 +148,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         """Return the targets as class indices or numbers."""
 
     @abstractmethod
-    def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> Network:
+    def _network(self, preprocessing: Preprocessing, n_rows: int) -> Network:
         """Return the estimator to train on ``n_rows`` rows of the preprocessed table."""
 
     def fit(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
@@ -200,7 +222,7 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         warn_of_columns(table, self.categorical_features)
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
-        weights = row_weights(sample_weight, targets, getattr(self, "class_weight", None))
+        weights = row_weights(sample_weight, targets, self.class_weight)
         return TableExamples(table, categorical, targets, weights)
 
     def _train(self, examples: Examples, fraction: float | None, tasks: MemberTasks) -> KeyboardInterrupt | None:
@@ -237,11 +259,13 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
 
     def _members(self, examples: Examples, fraction: float | None) -> Iterator[PreparedMember]:
         """Yield the networks to train; a fraction of the rows is held out."""
-        recipe, rng = (
-            MemberRecipe(self._scaling, self._drops_constants, self._network),
-            generator_of(self, examples.parts),
-        )
-        return prepared_members(recipe, examples, self.n_ensembles, fraction, rng)
+
+        def network(preprocessing: Preprocessing, n_rows: int, seed: int) -> Network:
+            shared = {name: getattr(self, name) for name in ("verbose", "engine", "device", "runtime")}
+            return self._network(preprocessing, n_rows).set_params(random_state=seed, **shared)
+
+        recipe = MemberRecipe(self._scaling, self._drops_constants, network)
+        return prepared_members(recipe, examples, self.n_ensembles, fraction, generator_of(self, examples.parts))
 
     @property
     def history_(self) -> EpochRows:
@@ -383,11 +407,14 @@ class BaseRecipe(CallbackSupportMixin, DeclaredEstimator, ABC):
         return tags
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ClassifierRecipe(ClassifierMixin, BaseRecipe):
     """Base class of the classifiers of raw tables."""
 
-    class_weight: ClassWeight
-    _task: Task
+    class_weight: ClassWeight = declare(None, Parameter('dict, list of dicts, "balanced" or None', """
+Weights of the classes, a dict from labels to weights, which multiply ``sample_weight``. "balanced": inversely
+proportional to the weight of the class in ``y``. If a row has several labels: a list with a dict for each, or
+"balanced"; the row gets the product of the weights of its labels."""))  # fmt: skip
 
     def predict(self, X: TableLike) -> Predictions:
         """Predict labels.
@@ -509,81 +536,6 @@ class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
     def _encode(self, y: ArrayLike) -> Targets:
         return regression_targets(y)
 
-
-IN_ALL: Mapping[str, Parameter] = {
-    "n_ensembles": Parameter("int", """
-Number of models to train. Each holds out other rows, and one graph averages their predictions.""", (COUNT,)),
-    "validation_fraction": Parameter("float or None", """
-Share of the rows that each model holds out, at most one half. The epoch with the best score on these rows is kept
-(``scoring``). None: no rows are held out, and {unvalidated}.""", (Range(Real, 0, 0.5, closed="right"), None)),
-    "scoring": Parameter("str, callable or None", """
-Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for classes
-``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float`` of a network and its preprocessed
-rows. Higher is better. None: {score}."""),
-    "categorical_features": Parameter('"from_dtype", list or None', """
-The columns that are categories: a list of names or indices, or a mask of all columns. "from_dtype": columns of text,
-booleans and pandas categories. None: no column."""),
-    "random_state": Parameter("int, RandomState or None", """
-Seeds the rows held out, the initial weights, the order of the rows and dropout."""),
-    **{name: parameters.SHARED[name] for name in ("callbacks", "verbose", "engine", "device", "runtime")},
-}  # fmt: skip
-
-CLASS_WEIGHT: Mapping[str, Parameter] = {
-    "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
-Weights of the classes, a dict from labels to weights, which multiply ``sample_weight``. "balanced": inversely
-proportional to the weight of the class in ``y``. If a row has several labels: a list with a dict for each, or
-"balanced"; the row gets the product of the weights of its labels."""),
-}  # fmt: skip
-
-LABEL_SMOOTHING: Mapping[str, Parameter] = {
-    "label_smoothing": Parameter("float", """
-Share of each target that is spread evenly over the classes, in [0, 1). With 0.1, the value of RealMLP's authors, a
-network of two classes learns probabilities between 0.05 and 0.95. For probabilities of rare classes, set 0 together
-with ``scoring="neg_log_loss"``: if the accuracy chooses the epoch, probabilities may be too near to 0 and 1. If a row
-has several labels, each label has the two classes 0 and 1.""",
-        LogLoss.valid["label_smoothing"]),
-}  # fmt: skip
-
-REALMLP: Mapping[str, Parameter] = {
-    **IN_ALL,
-    "variant": Parameter('{"td", "td-s"}', """
-Settings of the network and its training. "td": with periodic embeddings of numbers, dropout and weight decay. "td-s":
-the simple variant without these; faster, and a little worse.""", (OneOf(("td", "td-s")),)),
-    "batch_size": Parameter("int", """
-Rows of a minibatch. Each epoch leaves out the last rows of its random order if they do not fill a minibatch.""",
-        (COUNT,)),
-    "hidden_layer_sizes": Parameter("int or sequence of int", "Units of each hidden layer.", (Sizes(),)),
-    "embedding": Parameter("str, Embedding or None", """
-Embedding of the numeric columns. "auto": "periodic" for the variant "td", none for "td-s". "piecewise_linear" is
-better if the effect of a number has steps or edges (coordinates of a place), or if single values matter (amounts that
-are mostly 0).""",
-        RealMLP.valid["embedding"]),
-    "learning_rate_init": Parameter('float or "auto"', """
-Largest learning rate of the schedule. "auto": the rate of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))),
-    "max_iter": Parameter("int", "Number of epochs.", (COUNT,)),
-}  # fmt: skip
-
-TABM: Mapping[str, Parameter] = {
-    **IN_ALL,
-    "batch_size": Parameter("int", """
-Largest number of rows of a minibatch; the rows of an epoch are divided about equally.""",
-        (COUNT,)),
-    "n_members": Parameter("int", "Number of networks that share weights.", TabM.valid["n_members"]),
-    "mini": switch("Whether they share all weights but a vector before the first layer and the last layer."),
-    "embedding": Parameter("str, Embedding or None", """
-Embedding of the numeric columns; TabM's authors use "piecewise_linear".""", TabM.valid["embedding"]),
-    "hidden_layer_sizes": Parameter('int, sequence of int or "auto"', """
-Units of each hidden layer. "auto": three layers of 512; two after an embedding.""",
-        TabM.valid["hidden_layer_sizes"]),
-    "dropout": Parameter("float", "Share of the hidden units that each training step drops.", TabM.valid["dropout"]),
-    "learning_rate_init": Parameter("float", "Learning rate, the same in all steps.", (POSITIVE,)),
-    "weight_decay": Parameter("float", "Decoupled weight decay, as in AdamW.", (NOT_NEGATIVE,)),
-    "max_iter": Parameter("int", """
-Largest number of epochs. Training ends earlier if the validation score does not rise in ``n_iter_no_change``
-epochs.""",
-        (COUNT,)),
-    "n_iter_no_change": Parameter("int", "Epochs without a better validation score that end training.", (COUNT,)),
-}  # fmt: skip
 
 _CLASSES = """\
 classes_ : ndarray of shape (n_classes,)

@@ -470,7 +470,8 @@ def source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], tar
 
 def _class_weights_by_label(recipe: Any, targets: Targets) -> ClassWeight:
     """Return the class weights as numbers by label: those of "balanced" are counted before rows are held out."""
-    given, classes = getattr(recipe, "class_weight", None), targets.classes
+    given: ClassWeight
+    classes, given = targets.classes, recipe.class_weight
     if given is None or not isinstance(classes, np.ndarray) or targets.task == "multilabel":
         return given  # for several labels, the export of the network raises the error
     found = weights_of_classes(given, classes, targets.values, np.ones(len(targets.values)))

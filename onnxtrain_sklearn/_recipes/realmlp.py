@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, NamedTuple
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
-from .._utils.params import documented
-from .._utils.typing import ClassWeight
+from .._utils.params import COUNT, POSITIVE, OneOf, Parameter, Sizes, declare, documented
 from ..losses import LogLoss
 from ..models.embeddings import Embedding
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
-from ..runtime import Runtime
-from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, LABEL_SMOOTHING, REALMLP, ClassifierRecipe, RegressorRecipe
+from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
 from .preprocessing import Preprocessing
-from .raw_table import CategoricalFeatures
 
 BETA_2 = 0.95
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """Settings of the training: rates for classes and numbers, decoupled weight decay."""
 
     rate_of_classes: float
@@ -37,30 +31,51 @@ VARIANTS = {"td": Variant(0.04, 0.2, 0.02), "td-s": Variant(0.04, 0.07, 0.0)}
 """The settings by name; "td-s" is the simple one."""
 
 
-def _realmlp_settings(recipe: Any, rate: float, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the parameters that both kinds of network share."""
-    given, decay = recipe.learning_rate_init, VARIANTS[recipe.variant].weight_decay
-    schedule = "flat_cos" if decay else "constant"
-    return {
-        "optimizer": AdamW(beta_2=BETA_2, weight_decay=decay, weight_decay_schedule=schedule),
-        "learning_rate_init": rate if isinstance(given, str) else given,
-        "learning_rate": "coslog4",
-        "batch_size": min(n_rows, recipe.batch_size),
-        "drop_last": True,
-        "max_iter": recipe.max_iter,
-        "n_iter_no_change": recipe.max_iter,  # never: the schedule is planned to the last epoch
-        "random_state": seed,
-        "verbose": recipe.verbose,
-        "engine": recipe.engine,
-        "device": recipe.device,
-        "runtime": recipe.runtime,
-        "dropout_schedule": schedule,
-    }
+# fmt: off
+@dataclass(eq=False, repr=False)
+class RealMLPRecipe:
+    """The network of RealMLP and its training, with the parameters of both."""
 
+    variant: str = declare("td", Parameter('{"td", "td-s"}', """
+Settings of the network and its training. "td": with periodic embeddings of numbers, dropout and weight decay. "td-s":
+the simple variant without these; faster, and a little worse.""", (OneOf(tuple(VARIANTS)),)))
+    _: KW_ONLY
+    hidden_layer_sizes: int | Sequence[int] = declare((256, 256, 256), Parameter("int or sequence of int", """
+Units of each hidden layer.""", (Sizes(),)))
+    embedding: str | Embedding | None = declare("auto", Parameter("str, Embedding or None", """
+Embedding of the numeric columns. "auto": "periodic" for the variant "td", none for "td-s". "piecewise_linear" is
+better if the effect of a number has steps or edges (coordinates of a place), or if single values matter (amounts that
+are mostly 0).""", RealMLP.valid["embedding"]))
+    learning_rate_init: float | str = declare("auto", Parameter('float or "auto"', """
+Largest learning rate of the schedule. "auto": the rate of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))))
+    max_iter: int = declare(256, Parameter("int", "Number of epochs.", (COUNT,)))
+    batch_size: int = declare(256, Parameter("int", """
+Rows of a minibatch. Each epoch leaves out the last rows of its random order if they do not fill a minibatch.""",
+        (COUNT,)))
+    # fmt: on
 
-def _realmlp(recipe: Any, preprocessing: Preprocessing) -> RealMLP:
-    embedding, categories = recipe.embedding, preprocessing.code_columns or None
-    return RealMLP(recipe.variant, recipe.hidden_layer_sizes, embedding=embedding, categories=categories)
+    _scaling: ClassVar[str] = "robust"
+    _drops_constants: ClassVar[bool] = False
+    _early_stopping: ClassVar[bool | str] = "best_epoch"
+
+    def _model(self, preprocessing: Preprocessing) -> RealMLP:
+        embedding, categories = self.embedding, preprocessing.code_columns or None
+        return RealMLP(self.variant, self.hidden_layer_sizes, embedding=embedding, categories=categories)
+
+    def _training(self, n_rows: int, rate: float) -> dict[str, Any]:
+        """Return the settings of the training on ``n_rows`` rows; ``rate`` is the learning rate for "auto"."""
+        given, decay = self.learning_rate_init, VARIANTS[self.variant].weight_decay
+        schedule = "flat_cos" if decay else "constant"
+        return {
+            "optimizer": AdamW(beta_2=BETA_2, weight_decay=decay, weight_decay_schedule=schedule),
+            "learning_rate_init": rate if isinstance(given, str) else given,
+            "learning_rate": "coslog4",
+            "batch_size": min(n_rows, self.batch_size),
+            "drop_last": True,
+            "max_iter": self.max_iter,
+            "n_iter_no_change": self.max_iter,  # never: the schedule is planned to the last epoch
+            "dropout_schedule": schedule,
+        }
 
 
 ABOUT_REALMLP = {
@@ -85,7 +100,8 @@ NeurIPS 2024.""",
 
 
 @documented(**ABOUT_REALMLP, **FOR_CLASSES, rate="0.04")
-class RealMLPClassifier(ClassifierRecipe):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RealMLPClassifier(ClassifierRecipe, RealMLPRecipe):
     """Classify the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 
     {data}
@@ -113,45 +129,23 @@ class RealMLPClassifier(ClassifierRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
-    declared: ClassVar = {**REALMLP, **LABEL_SMOOTHING, **CLASS_WEIGHT}
 
-    variant: str
-    label_smoothing: float
+    label_smoothing: float = declare(0.1, Parameter("float", """
+Share of each target that is spread evenly over the classes, in [0, 1). With 0.1, the value of RealMLP's authors, a
+network of two classes learns probabilities between 0.05 and 0.95. For probabilities of rare classes, set 0 together
+with ``scoring="neg_log_loss"``: if the accuracy chooses the epoch, probabilities may be too near to 0 and 1. If a row
+has several labels, each label has the two classes 0 and 1.""", LogLoss.valid["label_smoothing"]))  # fmt: skip
 
-    _scaling = "robust"
-
-    def __init__(
-        self,
-        variant: str = "td",
-        *,
-        hidden_layer_sizes: int | Sequence[int] = (256, 256, 256),
-        embedding: str | Embedding | None = "auto",
-        learning_rate_init: float | str = "auto",
-        max_iter: int = 256,
-        batch_size: int = 256,
-        n_ensembles: int = 1,
-        validation_fraction: float | None = 0.2,
-        scoring: str | Callable[..., float] | None = None,
-        label_smoothing: float = 0.1,
-        class_weight: ClassWeight = None,
-        categorical_features: CategoricalFeatures = "from_dtype",
-        random_state: int | np.random.RandomState | None = None,
-        callbacks: Sequence[object] | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._store(vars())
-
-    def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientClassifier:
-        settings = _realmlp_settings(self, VARIANTS[self.variant].rate_of_classes, n_rows, seed)
+    def _network(self, preprocessing: Preprocessing, n_rows: int) -> OrtGradientClassifier:
+        training = self._training(n_rows, VARIANTS[self.variant].rate_of_classes)
         loss = LogLoss(label_smoothing=self.label_smoothing)
-        return OrtGradientClassifier(_realmlp(self, preprocessing), loss=loss, **settings)
+        return OrtGradientClassifier(self._model(preprocessing), loss=loss, **training)
+
 
 
 @documented(**ABOUT_REALMLP, **FOR_NUMBERS, rate='0.2, for "td-s" 0.07')
-class RealMLPRegressor(RegressorRecipe):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RealMLPRegressor(RegressorRecipe, RealMLPRecipe):
     """Predict numbers from the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 
     {data}
@@ -176,34 +170,7 @@ class RealMLPRegressor(RegressorRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
-    declared = REALMLP
 
-    variant: str
-
-    _scaling = "robust"
-
-    def __init__(
-        self,
-        variant: str = "td",
-        *,
-        hidden_layer_sizes: int | Sequence[int] = (256, 256, 256),
-        embedding: str | Embedding | None = "auto",
-        learning_rate_init: float | str = "auto",
-        max_iter: int = 256,
-        batch_size: int = 256,
-        n_ensembles: int = 1,
-        validation_fraction: float | None = 0.2,
-        scoring: str | Callable[..., float] | None = None,
-        categorical_features: CategoricalFeatures = "from_dtype",
-        random_state: int | np.random.RandomState | None = None,
-        callbacks: Sequence[object] | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._store(vars())
-
-    def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientRegressor:
-        settings = _realmlp_settings(self, VARIANTS[self.variant].rate_of_numbers, n_rows, seed)
-        return OrtGradientRegressor(_realmlp(self, preprocessing), clip_predictions=True, **settings)
+    def _network(self, preprocessing: Preprocessing, n_rows: int) -> OrtGradientRegressor:
+        training = self._training(n_rows, VARIANTS[self.variant].rate_of_numbers)
+        return OrtGradientRegressor(self._model(preprocessing), clip_predictions=True, **training)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
 
 from .._data.batches import read_ahead
@@ -55,7 +56,7 @@ class BlockExamples:
         self._recipe, self.source, self.sizes = recipe, source, sizes
         self.buffer_rows = int(getattr(source, "buffer_rows", 500_000))
         self.prefetch = int(getattr(source, "prefetch", 0))
-        given = getattr(recipe, "class_weight", None)
+        given = recipe.class_weight
         self._class_weight: Any = None if isinstance(given, str) else given
         self._keys: dict[int, float] = {}
         self._counts: dict[int, int] = {}
@@ -103,7 +104,7 @@ class BlockExamples:
 
     def _read_targets(self) -> Targets:
         """Read the targets of all blocks; return some of their rows that have all labels."""
-        recipe, classifies = self._recipe, hasattr(self._recipe, "class_weight")
+        recipe, classifies = self._recipe, isinstance(self._recipe, ClassifierMixin)
         labels, own, largest, total = list[LabelCounts](), dict[int, LabelCounts](), 0.0, 0.0
         targets: Targets
         for i, size in enumerate(self.sizes):

@@ -3,48 +3,73 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
-
-import numpy as np
 
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
-from .._utils.params import documented
-from .._utils.typing import ClassWeight
+from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, Parameter, declare, documented, switch
 from ..models.embeddings import Embedding
 from ..models.tabular import TabM
 from ..optimizers import AdamW
-from ..runtime import Runtime
-from .base import CLASS_WEIGHT, FOR_CLASSES, FOR_NUMBERS, TABM, ClassifierRecipe, RegressorRecipe
+from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
 from .preprocessing import Preprocessing
-from .raw_table import CategoricalFeatures
-
-BUILT = ("n_members", "mini", "embedding", "hidden_layer_sizes", "dropout")
-"""Parameters of the recipe that it passes on to the network."""
 
 
-def _tabm_settings(recipe: Any, n_rows: int, seed: int) -> dict[str, Any]:
-    """Return the parameters that both kinds of network share."""
-    steps = math.ceil(n_rows / recipe.batch_size)
-    return {
-        "optimizer": AdamW(weight_decay=recipe.weight_decay),
-        "learning_rate_init": recipe.learning_rate_init,
-        "batch_size": math.ceil(n_rows / steps),  # steps of about equal size: a short last one would weigh as much
-        "max_iter": recipe.max_iter,
-        "tol": 1e-9,  # any rise of the validation score counts
-        "n_iter_no_change": recipe.n_iter_no_change,
-        "random_state": seed,
-        "verbose": recipe.verbose,
-        "engine": recipe.engine,
-        "device": recipe.device,
-        "runtime": recipe.runtime,
-    }
+# fmt: off
+@dataclass(eq=False, repr=False)
+class TabMRecipe:
+    """The network of TabM and its training, with the parameters of both."""
 
+    n_members: int = declare(32, Parameter("int", "Number of networks that share weights.", TabM.valid["n_members"]))
+    _: KW_ONLY
+    mini: bool = declare(False, switch("""
+Whether they share all weights but a vector before the first layer and the last layer."""))
+    embedding: str | Embedding | None = declare(None, Parameter("str, Embedding or None", """
+Embedding of the numeric columns; TabM's authors use "piecewise_linear".""", TabM.valid["embedding"]))
+    hidden_layer_sizes: int | Sequence[int] | str = declare("auto", Parameter('int, sequence of int or "auto"', """
+Units of each hidden layer. "auto": three layers of 512; two after an embedding.""",
+        TabM.valid["hidden_layer_sizes"]))
+    dropout: float = declare(0.1, Parameter("float", """
+Share of the hidden units that each training step drops.""", TabM.valid["dropout"]))
+    learning_rate_init: float = declare(0.002, Parameter("float", """
+Learning rate, the same in all steps.""", (POSITIVE,)))
+    weight_decay: float = declare(3e-4, Parameter("float", "Decoupled weight decay, as in AdamW.", (NOT_NEGATIVE,)))
+    max_iter: int = declare(1000, Parameter("int", """
+Largest number of epochs. Training ends earlier if the validation score does not rise in ``n_iter_no_change``
+epochs.""", (COUNT,)))
+    n_iter_no_change: int = declare(16, Parameter("int", """
+Epochs without a better validation score that end training.""", (COUNT,)))
+    batch_size: int = declare(256, Parameter("int", """
+Largest number of rows of a minibatch; the rows of an epoch are divided about equally.""", (COUNT,)))
+    # fmt: on
 
-def _tabm(recipe: Any, preprocessing: Preprocessing) -> TabM:
-    built = {name: getattr(recipe, name) for name in BUILT}
-    return TabM(**built, categories=preprocessing.code_columns or None)
+    _scaling: ClassVar[str] = "quantile"
+    _drops_constants: ClassVar[bool] = True
+    _early_stopping: ClassVar[bool | str] = True
+
+    def _model(self, preprocessing: Preprocessing) -> TabM:
+        return TabM(
+            self.n_members,
+            mini=self.mini,
+            embedding=self.embedding,
+            hidden_layer_sizes=self.hidden_layer_sizes,
+            dropout=self.dropout,
+            categories=preprocessing.code_columns or None,
+        )
+
+    def _training(self, n_rows: int) -> dict[str, Any]:
+        """Return the settings of the training on ``n_rows`` rows."""
+        steps = math.ceil(n_rows / self.batch_size)
+        return {
+            "optimizer": AdamW(weight_decay=self.weight_decay),
+            "learning_rate_init": self.learning_rate_init,
+            "batch_size": math.ceil(n_rows / steps),  # steps of about equal size: a short last one would weigh as much
+            "max_iter": self.max_iter,
+            "tol": 1e-9,  # any rise of the validation score counts
+            "n_iter_no_change": self.n_iter_no_change,
+        }
 
 
 ABOUT_TABM = {
@@ -69,7 +94,8 @@ ICLR 2025.""",
 
 
 @documented(**ABOUT_TABM, **FOR_CLASSES)
-class TabMClassifier(ClassifierRecipe):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TabMClassifier(ClassifierRecipe, TabMRecipe):
     """Classify the rows of a table by TabM, an ensemble of networks that share most weights.
 
     {data}
@@ -98,46 +124,15 @@ class TabMClassifier(ClassifierRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
-    declared: ClassVar = {**TABM, **CLASS_WEIGHT}
 
-    _scaling = "quantile"
-    _drops_constants = True
-    _early_stopping = True
+    def _network(self, preprocessing: Preprocessing, n_rows: int) -> OrtGradientClassifier:
+        return OrtGradientClassifier(self._model(preprocessing), **self._training(n_rows))
 
-    def __init__(
-        self,
-        n_members: int = 32,
-        *,
-        mini: bool = False,
-        embedding: str | Embedding | None = None,
-        hidden_layer_sizes: int | Sequence[int] | str = "auto",
-        dropout: float = 0.1,
-        learning_rate_init: float = 0.002,
-        weight_decay: float = 3e-4,
-        max_iter: int = 1000,
-        n_iter_no_change: int = 16,
-        batch_size: int = 256,
-        n_ensembles: int = 1,
-        validation_fraction: float | None = 0.2,
-        scoring: str | Callable[..., float] | None = None,
-        class_weight: ClassWeight = None,
-        categorical_features: CategoricalFeatures = "from_dtype",
-        random_state: int | np.random.RandomState | None = None,
-        callbacks: Sequence[object] | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._store(vars())
-
-    def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientClassifier:
-        settings = _tabm_settings(self, n_rows, seed)
-        return OrtGradientClassifier(_tabm(self, preprocessing), **settings)
 
 
 @documented(**ABOUT_TABM, **FOR_NUMBERS)
-class TabMRegressor(RegressorRecipe):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TabMRegressor(RegressorRecipe, TabMRecipe):
     """Predict numbers from the rows of a table by TabM, an ensemble of networks that share most weights.
 
     {data}
@@ -163,38 +158,6 @@ class TabMRegressor(RegressorRecipe):
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
-    declared = TABM
 
-    _scaling = "quantile"
-    _drops_constants = True
-    _early_stopping = True
-
-    def __init__(
-        self,
-        n_members: int = 32,
-        *,
-        mini: bool = False,
-        embedding: str | Embedding | None = None,
-        hidden_layer_sizes: int | Sequence[int] | str = "auto",
-        dropout: float = 0.1,
-        learning_rate_init: float = 0.002,
-        weight_decay: float = 3e-4,
-        max_iter: int = 1000,
-        n_iter_no_change: int = 16,
-        batch_size: int = 256,
-        n_ensembles: int = 1,
-        validation_fraction: float | None = 0.2,
-        scoring: str | Callable[..., float] | None = None,
-        categorical_features: CategoricalFeatures = "from_dtype",
-        random_state: int | np.random.RandomState | None = None,
-        callbacks: Sequence[object] | None = None,
-        verbose: bool | int = 0,
-        engine: str = "auto",
-        device: str = "cpu",
-        runtime: Runtime | None = None,
-    ) -> None:
-        self._store(vars())
-
-    def _network(self, preprocessing: Preprocessing, n_rows: int, seed: int) -> OrtGradientRegressor:
-        settings = _tabm_settings(self, n_rows, seed)
-        return OrtGradientRegressor(_tabm(self, preprocessing), **settings)
+    def _network(self, preprocessing: Preprocessing, n_rows: int) -> OrtGradientRegressor:
+        return OrtGradientRegressor(self._model(preprocessing), **self._training(n_rows))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from numbers import Integral, Real
 from textwrap import indent
@@ -337,8 +337,9 @@ def resolve(role: str, value: Any, registry: Mapping[str, type[C]], base: Any, *
 
 # Parameters of estimators: declared once, beside their documentation.
 #
-# The constructors repeat names, types and defaults, because scikit-learn and type checkers read their signatures. A
-# parameter without rules is checked where it is used.
+# The estimators are dataclasses, so that scikit-learn and type checkers read a constructor with names, types and
+# defaults. :func:`declare` makes a field that holds the declaration too. A parameter without rules is checked where it
+# is used.
 
 
 K = TypeVar("K", bound=type)
@@ -379,6 +380,14 @@ def switch(text: str, *, tunes: bool = False) -> Parameter:
     return Parameter("bool", text, (bool,), tunes=tunes)
 
 
+_DECLARATION = "declaration"
+
+
+def declare(default: object, parameter: Parameter) -> Any:
+    """Return a field of a dataclass for a parameter; :func:`documented` collects the declarations of the fields."""
+    return field(default=default, metadata={_DECLARATION: parameter})
+
+
 @lru_cache(maxsize=64)
 def rules_of(kind: Any) -> Rules:
     """Return the rules of the parameters of a class that have rules."""
@@ -387,13 +396,21 @@ def rules_of(kind: Any) -> Rules:
 
 
 def documented(**texts: str) -> Callable[[K], K]:
-    """Return a decorator that fills ``{parameters}`` in the docstring of an estimator, then the names of ``texts``."""
+    """Return a decorator that fills ``{parameters}`` in the docstring of an estimator, then the names of ``texts``.
+
+    It adds the parameters that fields declare to ``declared``.
+    """
 
     def fill(cls: K) -> K:
+        kind: Any = cls
+        in_fields = {
+            one.name: one.metadata[_DECLARATION] for one in fields(kind) if one.init and _DECLARATION in one.metadata
+        }
+        declared: Mapping[str, Parameter] = {**kind.declared, **in_fields}
+        kind.declared = declared
         if cls.__doc__ is not None:  # python -OO
             # in the order and with the defaults of the constructor
             signature: Any = inspect.signature(cls).parameters
-            declared: Mapping[str, Parameter] = cls.declared  # type: ignore[attr-defined]
             entries = (declared[name].documented(name, given.default) for name, given in signature.items())
             section = f"Parameters\n----------\n{''.join(entries)}\n"
             cls.__doc__ = inspect.cleandoc(cls.__doc__).replace("{parameters}\n", section)
