@@ -88,9 +88,10 @@ class FusionRule(Supported[LoweringFunction]):
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
-    def _honors(self, attribute: ir.Attr) -> bool:
+    def honors(self, attribute: ir.Attr) -> bool:
+        """Return True if the lowering follows an attribute, or does without it at this value."""
         missing = object()
-        return self.defaults.get(attribute.name, missing) == attribute.value or super()._honors(attribute)
+        return self.defaults.get(attribute.name, missing) == attribute.value or super().honors(attribute)
 
 
 def gelu(op: GraphBuilder, x: ir.Value) -> ir.Value:

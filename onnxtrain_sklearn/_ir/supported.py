@@ -61,7 +61,7 @@ class Supported(Generic[T_co]):
 
     def unknown(self, node: ir.Node) -> str | None:
         """Return why the rule does not support ``node``; None if it does."""
-        attributes = (a for a in node.attributes.values() if not self._honors(a) and not is_default(node, a))
+        attributes = (a for a in node.attributes.values() if not self.honors(a) and not is_default(node, a))
         inputs = (i for i, x in enumerate(node.inputs) if x is not None and i >= self.inputs)
         outputs = (i for i, y in enumerate(node.outputs) if i >= self.outputs and is_read(y))
         reasons = [
@@ -76,7 +76,8 @@ class Supported(Generic[T_co]):
         further = [i for i in sorted(outputs) if i >= self.cotangents]
         return f"the gradient through its output {_formal(node, further[0], 'outputs')} is missing" if further else None
 
-    def _honors(self, attribute: ir.Attr) -> bool:
+    def honors(self, attribute: ir.Attr) -> bool:
+        """Return True if the rule follows an attribute; a subclass may know further ones."""
         if attribute.is_ref() or attribute.name not in self.values:
             return False
         values = self.values[attribute.name]

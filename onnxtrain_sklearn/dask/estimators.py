@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -21,12 +21,12 @@ from .._estimators.classifier import CLASSES_ENTRY, OrtGradientClassifier
 from .._estimators.config import TrainingConfig, is_on
 from .._estimators.fit import train
 from .._estimators.outputs import gives_probabilities, known_classes
-from .._estimators.parameters import CLASSIFIER, REGRESSOR, SET, attributes
+from .._estimators.parameters import SET, attributes
 from .._estimators.pickling import cloned
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.streams import joined_parts
 from .._estimators.training_state import generator_of
-from .._utils.params import POSITIVE, Instance, Parameter, check_parameters, documented
+from .._utils.params import POSITIVE, Instance, Parameter, check_parameters, declare, documented
 from .._utils.typing import MatrixLike
 from ..callbacks.checkpoint import Checkpoint
 from ..exceptions import InvalidParameterError
@@ -39,25 +39,6 @@ from .rounds import ClusterBatches, ClusterStep, training_step
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-OWN: Mapping[str, Parameter] = {
-    "client": Parameter("distributed.Client or None", """
-The cluster. None: the current client. Clones share it; pickles and copies have None."""),
-    "averaging": Parameter("LocalSGD or None", """
-How shards of the rows train together (:class:`LocalSGD`). None: ``LocalSGD()``.""",
-        (Instance(LocalSGD, "a LocalSGD"), None)),
-    "checkpoint": Parameter("str, path, Checkpoint or None", """
-Folder, or :class:`~onnxtrain_sklearn.callbacks.Checkpoint`, of the files from which the same call of ``fit`` resumes
-after each epoch, to the same bits, also on another cluster. The client writes them. None: no files. The states of
-workers need no files: a worker that dies is replaced within ``fit``."""),
-    "timeout": Parameter("float or None", """
-Seconds that a round, or the reading of the table, may take. None: no limit. A cluster without a worker that runs tasks
-is an error after 20 seconds anyway.""",
-        (POSITIVE, None)),
-}  # fmt: skip
-"""The parameters that the local estimators lack."""
-
-OF_CLASSIFIER, OF_REGRESSOR = ({**local, **OWN} for local in (CLASSIFIER, REGRESSOR))
 
 
 @dataclass
@@ -88,10 +69,27 @@ class _FitStream(ClusterStream):
         return training_step(self, self.used, self.averaging, step, self.estimator, state, settings, sparse)
 
 
+# fmt: off
+@dataclass(kw_only=True, eq=False, repr=False)
 class OnCluster:
-    """What the estimators of a cluster add to the local ones, from which they derive too."""
+    """What both estimators of a cluster add to the local ones, from which they derive too."""
 
-    _local: type[BaseOrtGradient]
+    client: Any = declare(None, Parameter("distributed.Client or None", """
+The cluster. None: the current client. Clones share it; pickles and copies have None."""))
+    averaging: LocalSGD | None = declare(None, Parameter("LocalSGD or None", """
+How shards of the rows train together (:class:`LocalSGD`). None: ``LocalSGD()``.""",
+        (Instance(LocalSGD, "a LocalSGD"), None)))
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = declare(None, Parameter(
+        "str, path, Checkpoint or None", """
+Folder, or :class:`~onnxtrain_sklearn.callbacks.Checkpoint`, of the files from which the same call of ``fit`` resumes
+after each epoch, to the same bits, also on another cluster. The client writes them. None: no files. The states of
+workers need no files: a worker that dies is replaced within ``fit``."""))
+    timeout: float | None = declare(None, Parameter("float or None", """
+Seconds that a round, or the reading of the table, may take. None: no limit. A cluster without a worker that runs tasks
+is an error after 20 seconds anyway.""", (POSITIVE, None)))
+    # fmt: on
+
+    _local: ClassVar[type[BaseOrtGradient]]
 
     def _train(
         self: Any, X: Any, y: Any, sample_weight: Any, validation: Any, classes: ArrayLike | None = None
@@ -146,6 +144,31 @@ class OnCluster:
         finally:
             cluster.close()
 
+    @property
+    def partial_fit(self) -> Any:
+        """Raise AttributeError; the local estimator has this method."""
+        raise AttributeError("Only a local estimator has the method partial_fit: to_local() returns one.")
+
+    @property
+    def initialize(self) -> Any:
+        """Raise AttributeError; the local estimator has this method."""
+        raise AttributeError("Only a local estimator has the method initialize: to_local() returns one.")
+
+    def predict(self, X: Any) -> Any:
+        """Predict labels, or numbers.
+
+        Parameters
+        ----------
+        X : Dask data frame or array, or data in memory
+            Predictions of Dask collections are lazy. Those of a data frame keep its index and its divisions.
+
+        Returns
+        -------
+        Dask series or data frame of a data frame, Dask array of an array, or ndarray
+        """
+        local: Any = super()
+        return on_partitions(self, "predict", X) if is_collection(X) else local.predict(X)
+
     def to_local(self: Any) -> Any:
         """Return an independent copy as the local estimator, which needs no Dask.
 
@@ -182,7 +205,8 @@ class OnCluster:
 
 
 def _local_parameters(estimator: Any) -> dict[str, Any]:
-    return {name: getattr(estimator, name) for name in estimator._own_names() if name not in OWN}
+    own = {one.name for one in fields(OnCluster)}
+    return {name: getattr(estimator, name) for name in estimator._own_names() if name not in own}
 
 
 def _fitted_attributes(estimator: Any) -> dict[str, Any]:
@@ -207,10 +231,6 @@ def _require_minibatches(local: Any, validation: Any) -> None:
     for name, one in zip(("X_val", "y_val", "sample_weight_val"), validation or (), strict=False):
         if is_collection(one):
             raise TypeError(f"{name} lies on the client: give a sample of the rows in memory, or {name}.compute().")
-
-
-def _only_locally(estimator: Any) -> bool:
-    raise AttributeError("Only a local estimator has this method: to_local() returns one.")
 
 
 @documented(attributes=attributes(score="Accuracy", classes=CLASSES_ENTRY))
@@ -246,12 +266,6 @@ class DaskOrtGradientClassifier(OnCluster, OrtGradientClassifier):
 
     __module__ = "onnxtrain_sklearn.dask"  # the path by which pickles name it
 
-    client: Any = None
-    averaging: LocalSGD | None = None
-    checkpoint: str | os.PathLike[str] | Checkpoint | None = None
-    timeout: float | None = None
-
-    declared = OF_CLASSIFIER
     _local = OrtGradientClassifier
 
     def fit(  # type: ignore[override]  # rows of a cluster have no old ones
@@ -294,30 +308,6 @@ class DaskOrtGradientClassifier(OnCluster, OrtGradientClassifier):
         """
         self._train(X, y, sample_weight, together("val", X_val, y_val, sample_weight_val), classes)
         return self
-
-    @available_if(_only_locally)
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Raise AttributeError; the local estimator has this method."""
-        raise NotImplementedError
-
-    @available_if(_only_locally)
-    def initialize(self, X: Any, y: Any = None, sample_weight: Any = None, *, classes: Any = None) -> Self:
-        """Raise AttributeError; the local estimator has this method."""
-        raise NotImplementedError
-
-    def predict(self, X: Any) -> Any:
-        """Predict labels.
-
-        Parameters
-        ----------
-        X : Dask data frame or array, or data in memory
-            Predictions of Dask collections are lazy. Those of a data frame keep its index and its divisions.
-
-        Returns
-        -------
-        Dask series or data frame of a data frame, Dask array of an array, or ndarray
-        """
-        return on_partitions(self, "predict", X) if is_collection(X) else super().predict(X)
 
     @available_if(gives_probabilities)
     def predict_proba(self, X: Any) -> Any:
@@ -383,12 +373,6 @@ class DaskOrtGradientRegressor(OnCluster, OrtGradientRegressor):
 
     __module__ = "onnxtrain_sklearn.dask"  # the path by which pickles name it
 
-    client: Any = None
-    averaging: LocalSGD | None = None
-    checkpoint: str | os.PathLike[str] | Checkpoint | None = None
-    timeout: float | None = None
-
-    declared = OF_REGRESSOR
     _local = OrtGradientRegressor
 
     def fit(  # type: ignore[override]  # rows of a cluster have no old ones
@@ -428,30 +412,6 @@ class DaskOrtGradientRegressor(OnCluster, OrtGradientRegressor):
         """
         self._train(X, y, sample_weight, together("val", X_val, y_val, sample_weight_val))
         return self
-
-    @available_if(_only_locally)
-    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Raise AttributeError; the local estimator has this method."""
-        raise NotImplementedError
-
-    @available_if(_only_locally)
-    def initialize(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Raise AttributeError; the local estimator has this method."""
-        raise NotImplementedError
-
-    def predict(self, X: Any) -> Any:
-        """Predict numbers.
-
-        Parameters
-        ----------
-        X : Dask data frame or array, or data in memory
-            Predictions of Dask collections are lazy. Those of a data frame keep its index and its divisions.
-
-        Returns
-        -------
-        Dask series or data frame of a data frame, Dask array of an array, or ndarray
-        """
-        return on_partitions(self, "predict", X) if is_collection(X) else super().predict(X)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return R², the coefficient of determination.

@@ -107,7 +107,11 @@ class Draft:
 
 
 class Drafts(Builder, Protocol):
-    """A builder that draws the weights of a graph before it makes the graph."""
+    """A builder that draws the weights of a graph before it makes the graph.
+
+    Each class has a ``build`` of its own, which makes the graph of the draft: its signature tells users and
+    :func:`keywords_of` the data that it takes.
+    """
 
     def draft(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None, **data: Any
