@@ -100,33 +100,33 @@ class LoRA(Component):
 
 
 def with_low_rank(
-    source: TrainableModel, names: Sequence[str], rank: int, scale: float, rng: np.random.RandomState | None
+    graph: TrainableModel, names: Sequence[str], rank: int, scale: float, rng: np.random.RandomState | None
 ) -> TrainableModel:
     """Return the model with trained factors beside the matrices of these names; their product is zero.
 
     ``rng`` draws the first factors from a uniform distribution, bounded by the inverse root of the inputs that a
     number is the sum of (Kaiming's with a slope of √5, as in peft). If it is None, they are zero too.
     """
-    model = source.model.clone()
-    graph = model.graph
-    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(source.dtype), prefix="lora", constant_nodes=True)
-    found = [_changed(op, graph.initializers[name], rank, scale, rng) for name in names]
-    graph.sort()
+    model = graph.model.clone()
+    ir_graph = model.graph
+    op = GraphBuilder(ir_graph, dtype=ir.DataType.from_numpy(graph.dtype), prefix="lora", constant_nodes=True)
+    found = [_changed(op, ir_graph.initializers[name], rank, scale, rng) for name in names]
+    ir_graph.sort()
     infer_shapes(model)
     factors = tuple(name for one in found for name in one.factors)
     roles = {name: f"low-rank factor of {one.matrix!r}" for one in found for name in one.factors}
-    parameters = (*source.parameters, *factors)
-    return replace(source, model=model, parameters=parameters, roles={**source.roles, **roles}, low_rank=tuple(found))
+    parameters = (*graph.parameters, *factors)
+    return replace(graph, model=model, parameters=parameters, roles={**graph.roles, **roles}, low_rank=tuple(found))
 
 
-def without_low_rank(source: TrainableModel) -> TrainableModel:
+def without_low_rank(graph: TrainableModel) -> TrainableModel:
     """Return the model without the factors: the graph that :func:`with_low_rank` was given."""
-    if not source.low_rank:
-        return source
-    model, factors = source.model.clone(), factors_of_matrices(source.low_rank)
-    graph = model.graph
-    sums = {name for one in source.low_rank for name in one.sums}
-    for node in [node for node in graph if node.name in sums]:
+    if not graph.low_rank:
+        return graph
+    model, factors = graph.model.clone(), factors_of_matrices(graph.low_rank)
+    ir_graph = model.graph
+    sums = {name for one in graph.low_rank for name in one.sums}
+    for node in [node for node in ir_graph if node.name in sums]:
         given, result = node.inputs[0], node.outputs[0]
         assert given is not None
         name, is_output = result.name, result.is_graph_output()
@@ -134,16 +134,16 @@ def without_low_rank(source: TrainableModel) -> TrainableModel:
         if is_output:
             given.name = name
     common.RemoveUnusedNodesPass()(model)
-    remove_unread_initializers(graph, [name for name in graph.initializers if name not in factors])
-    kept = {n: reason for n, reason in source.roles.items() if n not in factors}
-    parameters = tuple(name for name in source.parameters if name not in factors)
-    return replace(source, model=model, parameters=parameters, roles=kept, low_rank=())
+    remove_unread_initializers(ir_graph, [name for name in ir_graph.initializers if name not in factors])
+    kept = {n: reason for n, reason in graph.roles.items() if n not in factors}
+    parameters = tuple(name for name in graph.parameters if name not in factors)
+    return replace(graph, model=model, parameters=parameters, roles=kept, low_rank=())
 
 
-def matrices_of(source: TrainableModel) -> list[str]:
+def matrices_of(graph: TrainableModel) -> list[str]:
     """Return the names of the parameters by which a Gemm, MatMul or Conv multiplies, and that can be changed."""
-    initializers = source.model.graph.initializers
-    values = [initializers[name] for name in source.parameters]
+    initializers = graph.model.graph.initializers
+    values = [initializers[name] for name in graph.parameters]
     return [v.name or "" for v in values if not v.is_graph_output() and next(_products_with(v), None) is not None]
 
 

@@ -46,7 +46,7 @@ __all__ = [
     "LogCosh",
     "LogLoss",
     "Loss",
-    "LossSource",
+    "LossBlock",
     "ModifiedHuber",
     "Poisson",
     "Quantile",
@@ -521,15 +521,15 @@ LOSSES: dict[str, type[Loss]] = registered(Loss, vars())
 
 
 @runtime_checkable
-class LossSource(Protocol):
+class LossBlock(Protocol):
     """A source of a loss, given in its place: a block of ``onnxtrain_sklearn.classic.onnxblock``."""
 
     def as_loss(self, widths: tuple[int, ...] = ()) -> Loss:
         """Return the loss on outputs of a graph that have ``widths`` columns; empty: on one output."""
 
 
-def resolve_loss(loss: str | Loss | LossSource, widths: tuple[int, ...] = ()) -> Loss:
+def resolve_loss(loss: str | Loss | LossBlock, widths: tuple[int, ...] = ()) -> Loss:
     """Return the loss that a name or an object stands for, its parameters validated."""
-    if not isinstance(loss, str | Loss | type) and isinstance(loss, LossSource):
+    if not isinstance(loss, str | Loss | type) and isinstance(loss, LossBlock):
         loss = loss.as_loss(widths)
     return resolve("loss", loss, LOSSES, Loss)

@@ -26,8 +26,8 @@ import onnx_ir as ir
 from sklearn.datasets import load_iris
 
 from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.graph_plan import trainable_graph_of
 from .._estimators.regressor import OrtGradientRegressor
-from .._estimators.source import source_of
 from .._gradient.engine import available_engines, gradient_graph
 from .._model.trainable import TensorSpec
 from .._ort import devices, llvm, packages, sessions
@@ -323,7 +323,7 @@ def _bench(options: argparse.Namespace, console: Console) -> Outcome:
 
 def _graph_problem(option: ModelOption, rng: np.random.Generator, rows: int) -> Problem:
     """Return random rows in the shapes of a graph's inputs."""
-    source, fitted = source_of(option.model, None)
+    source, fitted = trainable_graph_of(option.model, None)
     if fitted is not None:
         raise UsageError(
             f"{option.text} is the file of a fitted model, which is fine-tuned by other steps: give a graph."

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from .._estimators.base import GraphEstimator
 from .._estimators.regressor import OrtGradientRegressor
+from .._export.exported import TARGETS
 from .._export.graphs import TRAINING_FORMS
-from .._export.source import TARGETS
 from .._gradient.engine import ENGINES, gradient_graph
 from .._ir.files import read
 from .._ir.protobuf import from_proto

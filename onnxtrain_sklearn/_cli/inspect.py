@@ -10,8 +10,8 @@ from typing import Any
 import onnx_ir as ir
 
 from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.graph_plan import trainable_graph_of
 from .._estimators.regressor import OrtGradientRegressor
-from .._estimators.source import source_of
 from .._gradient.engine import ENGINES, available_engines, differentiate
 from .._ir.files import read
 from .._ir.protobuf import from_proto, to_proto
@@ -55,7 +55,7 @@ def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
     kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
     try:
         described = kind(GraphModel(option.model, options.of), trainable=patterns).describe()
-        source, trained = selected(source_of(option.model, options.of)[0], patterns)
+        source, trained = selected(trainable_graph_of(option.model, options.of)[0], patterns)
         source = source.with_frozen_statistics(trained)
     except ModelError as error:
         # A graph that cannot be trained has facts to show; a fitted model that is refused has no graph.
@@ -104,33 +104,33 @@ def _told_value(value: ir.Value) -> dict[str, Any]:
     return {"name": value.name, "type": kind, "shape": shape}
 
 
-def _differentiated(engine: str, source: TrainableModel, names: Sequence[str]) -> dict[str, Any]:
+def _differentiated(engine: str, graph: TrainableModel, names: Sequence[str]) -> dict[str, Any]:
     """Return whether an engine differentiates the graph; if not, its reasons with the parameters that each blocks."""
     if engine not in available_engines():
         return {"available": False, "differentiable": None, "obstacles": []}
-    whole = _refusal_of(engine, source, names)
+    whole = _refusal_of(engine, graph, names)
     if whole is None:
         return {"available": True, "differentiable": True, "obstacles": []}
     # Try each parameter alone: an engine names one obstacle at a time, and a parameter after it may be trained.
     obstacles: dict[str, list[str]] = {}
     for name in names[:MOST_PARAMETERS]:
-        if (reason := _refusal_of(engine, source, [name])) is not None:
+        if (reason := _refusal_of(engine, graph, [name])) is not None:
             obstacles.setdefault(reason, []).append(name)
     found = [{"reason": reason, "parameters": blocked} for reason, blocked in obstacles.items()]
     return {"available": True, "differentiable": False, "obstacles": found or [{"reason": whole, "parameters": names}]}
 
 
-def _refusal_of(engine: str, source: TrainableModel, names: Sequence[str]) -> str | None:
+def _refusal_of(engine: str, graph: TrainableModel, names: Sequence[str]) -> str | None:
     """Return the engine's reason for refusing the scores of a fixed batch; None: it differentiates them."""
     # The sum of the scores stands for a loss: engines differentiate a scalar. A fixed batch is what fits have.
-    model = with_batch(source.model, BATCH)
-    graph = model.graph
-    scores = next(value for value in graph.outputs if value.name == source.scores)
-    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(source.dtype), prefix="inspected")
+    model = with_batch(graph.model, BATCH)
+    ir_graph = model.graph
+    scores = next(value for value in ir_graph.outputs if value.name == graph.scores)
+    op = GraphBuilder(ir_graph, dtype=ir.DataType.from_numpy(graph.dtype), prefix="inspected")
     total = op.ReduceSum(scores, keepdims=0)
     total.name, total.dtype, total.shape = SCALAR, op.dtype, ir.Shape([])
-    graph.outputs.clear()
-    graph.outputs.append(total)
+    ir_graph.outputs.clear()
+    ir_graph.outputs.append(total)
     try:
         to_proto(differentiate(model, list(names), SCALAR, engine).model)
     except ModelError as error:

@@ -23,24 +23,24 @@ from .fitted_state import FittedState
 from .parameters import Parameters
 
 
-def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.RandomState | None) -> TrainableModel:
+def adapted(estimator: Parameters, graph: TrainableModel, rng: np.random.RandomState | None) -> TrainableModel:
     """Return the graph with the factors of the estimator's adapters; ``rng`` draws them."""
     lora = estimator.adapters
     if lora is None:
-        return source
+        return graph
     lora.validate()
     if resolve_builder(estimator.model) is not None:
         raise ValueError(
             "adapters are for a trained model: a fitted scikit-learn model or an ONNX graph with weights. This model "
             "is built for the data, and its matrices would stay random; leave adapters=None."
         )
-    matrices, initializers = matrices_of(source), source.model.graph.initializers
+    matrices, initializers = matrices_of(graph), graph.model.graph.initializers
     in_place_of_integers = (
         "a low-rank change that is merged into them would be rounded. Leave adapters=None, which trains quantized "
         "weights themselves, or take the float model that the file was made from."
     )
     if not matrices:
-        integers = [name for name in source.weights() if is_held_as_integers(initializers[name])]
+        integers = [name for name in graph.weights() if is_held_as_integers(initializers[name])]
         if integers:
             raise ValueError(
                 f"adapters change float matrices, and the file holds {integers[0]!r} as integers: "
@@ -56,7 +56,7 @@ def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.Random
     for pattern in patterns:
         if any(matches(name, pattern) for name in matrices):
             continue
-        other = next((name for name in source.weights() if matches(name, pattern)), None)
+        other = next((name for name in graph.weights() if matches(name, pattern)), None)
         if other is not None and is_held_as_integers(initializers[other]):
             raise ValueError(
                 f"targets: {pattern!r} matches {other!r}, which the file holds as integers: {in_place_of_integers}"
@@ -67,16 +67,16 @@ def adapted(estimator: Parameters, source: TrainableModel, rng: np.random.Random
             f"{nearest(pattern, matrices)}"
         )
     names = [name for name in matrices if any(matches(name, pattern) for pattern in patterns)]
-    return with_low_rank(source, names, int(lora.rank), float(lora.alpha) / lora.rank, rng)
+    return with_low_rank(graph, names, int(lora.rank), float(lora.alpha) / lora.rank, rng)
 
 
 def adapters_of(estimator: object) -> dict[str, np.ndarray]:
     """Return a copy of the low-rank factors of a fitted estimator by name."""
     state: FittedState | None = vars(estimator).get("_state")
-    if state is None or not state.source.low_rank:
+    if state is None or not state.graph.low_rank:
         name = type(estimator).__name__
         raise AttributeError(f"{name!r} object has no attribute 'adapters_': it trained no adapters.")
-    weights, factors = state.prediction_weights(), factors_of_matrices(state.source.low_rank)
+    weights, factors = state.prediction_weights(), factors_of_matrices(state.graph.low_rank)
     return {name: array for name, array in weights.items() if name in factors}
 
 
@@ -85,7 +85,7 @@ def save_adapter(state: FittedState, path: str | os.PathLike[str]) -> None:
     _require_one_network(state)
     weights, trained = state.prediction_weights(), state.parameters.names
     arrays = {name: weights[name] for name in (*trained, *state.parameters.running_statistics)}
-    for one in state.source.low_rank:
+    for one in state.graph.low_rank:
         last = one.factors[1]
         # a runtime adds the plain product of the factors to the matrix, so the scale goes into the last one
         arrays[last] = (one.scale * arrays[last].astype(np.float64)).astype(arrays[last].dtype)
@@ -101,10 +101,10 @@ def _require_one_network(state: FittedState) -> None:
 
 def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     """Return the inference graph of the given model, in which what was trained are inputs with defaults."""
-    if state.deployed.inputs != state.source.inputs:
+    if state.deployed.inputs != state.graph.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
     _require_one_network(state)
-    changes, trained = state.source.low_rank, state.parameters
+    changes, trained = state.graph.low_rank, state.parameters
     open_graph = state.deployed
     if changes:
         rank = len(state.prediction_weights()[changes[0].right])
@@ -114,5 +114,5 @@ def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     free = {name: axes.get(name) for name in (*trained.names, *trained.running_statistics)}
     initializers_with_defaults(model.graph, free)
     requantized(model)
-    kept = state.source.kept
+    kept = state.graph.kept
     return narrowed(model, replace(kept, weights={n: kind for n, kind in kept.weights.items() if n not in free}))

@@ -48,7 +48,7 @@ class Call:
     stream : Stream or None
         The blocks to train on, if X, y and sample_weight are a sample of them.
     resources : ExitStack
-        Closes the source, and the thread that reads it, at the end of the call.
+        Closes the table, and the thread that reads it, at the end of the call.
     """
 
     X: Any

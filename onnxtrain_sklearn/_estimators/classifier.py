@@ -20,7 +20,7 @@ from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike
-from ..losses import Loss, LossSource
+from ..losses import Loss, LossBlock
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from .base import BaseOrtGradient
@@ -73,7 +73,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
-    loss: str | Loss | LossSource = "log_loss"
+    loss: str | Loss | LossBlock = "log_loss"
     ignore_label: int | float | str | None = -100
     class_weight: ClassWeight = None
 

@@ -58,14 +58,14 @@ def _linear_layer(estimator: object, name: str) -> tuple[FittedState, LinearLaye
 
 def affine_scores(state: FittedState) -> LinearLayer | None:
     """Return the trained linear layer of the decision function; None if the graph is not one."""
-    source, decoding = state.deployed, state.decoding
+    graph, decoding = state.deployed, state.decoding
     takes_columns = state.fitted is not None and state.fitted.parts is not None
-    if len(source.inputs) != 1 or source.link == "votes" or source.members or decoding.groups or takes_columns:
+    if len(graph.inputs) != 1 or graph.link == "votes" or graph.members or decoding.groups or takes_columns:
         return None
     if decoding.positions is not None or state.snapshots:
         return None
-    scores = next(value for value in source.model.graph.outputs if value.name == source.scores)
-    found = _Trace(source.inputs[0].name, state.weights()).of(scores)
+    scores = next(value for value in graph.model.graph.outputs if value.name == graph.scores)
+    found = _Trace(graph.inputs[0].name, state.weights()).of(scores)
     if not isinstance(found, LinearLayer) or found.weight.shape[1] != decoding.n_outputs:
         return None
     if decoding.task == "multiclass" and decoding.n_outputs == 2:
@@ -255,7 +255,7 @@ def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) 
 
     rows = state.live.sample if X is None else sample_rows(X)
     result = write_back(
-        cast("Estimator", bare_model(estimator.model)), state.fitted.origins, state.source.weights(), state.weights()
+        cast("Estimator", bare_model(estimator.model)), state.fitted.origins, state.graph.weights(), state.weights()
     )
     found = predictions_on(estimator, state, rows)
     doubles = any(spec.dtype == "float64" for spec in state.deployed.inputs)

@@ -189,9 +189,9 @@ class TrainingConfig:
             lazy_rows=lazy_rows_of(optimizer, device),
         )
 
-    def with_graph(self, settings: StepSettings, source: TrainableModel) -> StepSettings:
+    def with_graph(self, settings: StepSettings, graph: TrainableModel) -> StepSettings:
         """Return the settings with those that depend on the parameters of the graph; raise if one has no effect."""
-        factors = factors_of(self.optimizer, self.builder, self.trainable, source)
+        factors = factors_of(self.optimizer, self.builder, self.trainable, graph)
         scheduled, kind = self.loop.scheduled, type(settings.optimizer).__name__
         if scheduled.dropout and not settings.optimizer.takes_minibatches:
             raise InvalidParameterError(
@@ -329,7 +329,7 @@ RATE, DECAY = "learning_rate_factors", "weight_decay_factors"
 
 
 def factors_of(
-    optimizer: BaseOptimizer, builder: Any, trainable: Trainable, source: TrainableModel
+    optimizer: BaseOptimizer, builder: Any, trainable: Trainable, graph: TrainableModel
 ) -> Mapping[str, Factors]:
     """Return the factors of the parameters by name, where any of them is not one.
 
@@ -343,7 +343,7 @@ def factors_of(
         )
     # Constants are parameters too where ``trainable`` names them in full.
     named = {trainable} if isinstance(trainable, str) else set(trainable) if isinstance(trainable, Iterable) else set()
-    names = [*source.parameters, *(name for name in source.constants if name in named)]
+    names = [*graph.parameters, *(name for name in graph.constants if name in named)]
 
     found: dict[str, dict[str, float]] = {RATE: {}, DECAY: {}}
     owners = [] if builder is None or not optimizer.takes_minibatches else [builder]

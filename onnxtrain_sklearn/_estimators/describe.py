@@ -17,16 +17,16 @@ from .._model.trainable import TrainableModel
 from .._ort.sessions import know_libraries
 from .._training.parameters import selected
 from .._utils.untrusted_text import printable
-from ..losses import LossSource
-from ..models import ModelSource, resolve_builder
+from ..losses import LossBlock
+from ..models import ModelLike, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from ..optimizers import resolve_optimizer
 from ..runtime import resolve_runtime
 from .adaptation import adapted
 from .config import factors_of
 from .fitted_state import FittedState
+from .graph_plan import trainable_graph_of
 from .parameters import Parameters
-from .source import source_of
 
 
 @dataclass(frozen=True)
@@ -149,28 +149,30 @@ def describe(estimator: Parameters) -> Description:
     title = _title(model)
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
-    read, joined = resolve_graph_model(model), isinstance(estimator.loss, LossSource)
+    read, joined = resolve_graph_model(model), isinstance(estimator.loss, LossBlock)
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
     know_libraries(resolve_runtime(estimator.runtime).session_options)
-    given, _ = source_of(read.graph, read.output, joined=joined, training_mode=read.training_mode, several=several)
-    source, names = selected(adapted(estimator, given, None), estimator.trainable)
-    described = _described(source, title, names, source.with_frozen_statistics(names).running_statistics)
-    return replace(_with_factors(described, source, estimator), engine=estimator.engine)
+    given, _ = trainable_graph_of(
+        read.graph, read.output, joined=joined, training_mode=read.training_mode, several=several
+    )
+    graph, names = selected(adapted(estimator, given, None), estimator.trainable)
+    described = _described(graph, title, names, graph.with_frozen_statistics(names).running_statistics)
+    return replace(_with_factors(described, graph, estimator), engine=estimator.engine)
 
 
 def _of_state(state: FittedState, estimator: Parameters) -> Description:
     """Return the description of a fitted state of the estimator."""
     title, parameters = _title(estimator.model), state.parameters
-    described = _described(state.source, title, parameters.names, parameters.running_statistics)
-    found = _with_factors(described, state.source, estimator)
+    described = _described(state.graph, title, parameters.names, parameters.running_statistics)
+    found = _with_factors(described, state.graph, estimator)
     step = "" if state.choice is None else str(state.choice)
     return replace(found, engine=state.engine, compared=state.compared, step=step)
 
 
-def _with_factors(described: Description, source: TrainableModel, estimator: Parameters) -> Description:
+def _with_factors(described: Description, graph: TrainableModel, estimator: Parameters) -> Description:
     """Return the description with the factors of the trained parameters."""
     factors = factors_of(
-        resolve_optimizer(estimator.optimizer), resolve_builder(estimator.model), estimator.trainable, source
+        resolve_optimizer(estimator.optimizer), resolve_builder(estimator.model), estimator.trainable, graph
     )
     entries = (
         replace(entry, learning_rate_factor=found.rate, weight_decay_factor=found.decay)
@@ -181,7 +183,7 @@ def _with_factors(described: Description, source: TrainableModel, estimator: Par
     return replace(described, entries=tuple(entries))
 
 
-def _title(model: ModelSource) -> str:
+def _title(model: ModelLike) -> str:
     model = without_program(bare_model(model))
     if model is None or isinstance(model, str):
         model = resolve_builder(model) or model
@@ -191,39 +193,39 @@ def _title(model: ModelSource) -> str:
 
 
 def _described(
-    source: TrainableModel, title: str, trained: Collection[str], running_statistics: Collection[str]
+    graph: TrainableModel, title: str, trained: Collection[str], running_statistics: Collection[str]
 ) -> Description:
     return Description(
         model=title,
-        entries=(*_weights(source, trained, running_statistics), *_constants(source)),
-        opset=source.model.graph.opset_imports[""],
-        restored=source.restored,
-        output=", ".join(form.output for form in source.forms) or source.output,
-        loss="; ".join(f"{_place_of_the_loss(one)} of {one.output!r}" for one in source.views)
-        or _place_of_the_loss(source),
+        entries=(*_weights(graph, trained, running_statistics), *_constants(graph)),
+        opset=graph.model.graph.opset_imports[""],
+        restored=graph.restored,
+        output=", ".join(form.output for form in graph.forms) or graph.output,
+        loss="; ".join(f"{_place_of_the_loss(one)} of {one.output!r}" for one in graph.views)
+        or _place_of_the_loss(graph),
     )
 
 
-def _weights(source: TrainableModel, trained: Collection[str], running_statistics: Collection[str]) -> list[Entry]:
-    found, changed = [], {one.matrix for one in source.low_rank}
-    for name, array in source.weights().items():
-        role = source.roles.get(name, "weight")
+def _weights(graph: TrainableModel, trained: Collection[str], running_statistics: Collection[str]) -> list[Entry]:
+    found, changed = [], {one.matrix for one in graph.low_rank}
+    for name, array in graph.weights().items():
+        role = graph.roles.get(name, "weight")
         status, reason = ("trained", role) if name in trained else ("frozen", f"{role}, not selected by trainable")
         reason = f"{role}, changed by its low-rank factors" if name in changed else reason
-        if name in source.statistics:
+        if name in graph.statistics:
             status, reason = "statistic", "moved by training" if name in running_statistics else "stays as it is"
-        kept = source.kept.weights.get(name)
+        kept = graph.kept.weights.get(name)
         reason += f", kept as {kept.lower()}" if kept else ""
         found.append(Entry(name, array.shape, array.dtype, status, reason))
     return found
 
 
-def _constants(source: TrainableModel) -> list[Entry]:
-    graph = source.model.graph
-    made = (value for node in graph.all_nodes() for value in node.outputs)
-    values = {value.name: value for value in (*graph.initializers.values(), *made)}
-    reasons = {**source.constants, **dict.fromkeys(source.narrow, "a weight of a type that is not trained")}
-    for name in (*source.statistics, *source.parameters):
+def _constants(graph: TrainableModel) -> list[Entry]:
+    ir_graph = graph.model.graph
+    made = (value for node in ir_graph.all_nodes() for value in node.outputs)
+    values = {value.name: value for value in (*ir_graph.initializers.values(), *made)}
+    reasons = {**graph.constants, **dict.fromkeys(graph.narrow, "a weight of a type that is not trained")}
+    for name in (*graph.statistics, *graph.parameters):
         reasons.pop(name, None)
     return [_constant(values[name], reason) for name, reason in reasons.items()]
 
@@ -234,8 +236,8 @@ def _constant(value: ir.Value, reason: str) -> Entry:
     return Entry(value.name or "", tuple(tensor.shape.numpy()), tensor.dtype.numpy(), "constant", reason)
 
 
-def _place_of_the_loss(source: TrainableModel) -> str:
-    if source.scores == source.output:
+def _place_of_the_loss(graph: TrainableModel) -> str:
+    if graph.scores == graph.output:
         return "on the output"
-    link = "votes" if source.link == "votes" else f"final {source.link}"
-    return f"on {source.scores!r}, before the {link}"
+    link = "votes" if graph.link == "votes" else f"final {graph.link}"
+    return f"on {graph.scores!r}, before the {link}"

@@ -70,8 +70,8 @@ def validation_examples(
     estimator: Any, state: FittedState, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
-    columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
-    columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.source.inputs)
+    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
+    columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
     n_rows, decoding = len(next(iter(columns.values()))), state.decoding
     found = weighted_targets(
         estimator._task(), n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
@@ -179,4 +179,4 @@ def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[
 
 def predictions_on(estimator: Parameters, state: FittedState, rows: MatrixLike) -> dict[str, np.ndarray]:
     """Return the predictions of the graph for some rows, by scikit-learn method."""
-    return state.predictions(graph_inputs(estimator, rows, state.source.inputs, state.fitted, reset=False))
+    return state.predictions(graph_inputs(estimator, rows, state.graph.inputs, state.fitted, reset=False))

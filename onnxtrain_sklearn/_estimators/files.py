@@ -22,10 +22,10 @@ from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.class_weight import weights_of_classes
+from .._export.exported import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportedOutput, ExportedTraining
 from .._export.folder import read_folder, training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._export.manifest import component_fact, json_value
-from .._export.source import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportSource, OutputSource
 from .._export.state_files import StateArrays, read_state_file
 from .._export.training_info import training_model
 from .._fitted.text_encoder import encoding_graph
@@ -64,24 +64,24 @@ FACTS = ("learning_rate_init", "shuffle", "drop_last", "accumulate", "max_iter",
 """Parameters of the estimator and of its optimizer that the graphs do not hold and a loop may want."""
 
 
-def export_source(
+def exported_training(
     estimator: Any,
     state: FittedState,
     batch_size: int | None,
     target: str = "any",
-) -> ExportSource:
-    """Return the source of training graphs that go on as ``partial_fit`` would."""
-    outputs: tuple[OutputSource, ...] = estimator._preparation().exported(estimator, state)
+) -> ExportedTraining:
+    """Return the training that training graphs go on with, as ``partial_fit`` would."""
+    outputs: tuple[ExportedOutput, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
     loss: Loss | TotalLoss = (
-        loss_of(estimator._task(), state.fitted, state.source)
+        loss_of(estimator._task(), state.fitted, state.graph)
         if not outputs
         else TotalLoss(tuple(one.loss for one in outputs), has_factors=True)
     )
     positions = None if state.decoding.positions is None else settings_of_step(state).positions
     settings = config.for_export(loss, state.decoding, state.seed, positions, state.device)
     settings = replace(settings, n_outputs=loss.width) if isinstance(loss, TotalLoss) else settings
-    settings = config.with_graph(settings, state.source)
+    settings = config.with_graph(settings, state.graph)
     parameters = state.parameters
     if parameters.averages != (settings.ema_decay is not None):  # ema_decay was changed after the last call
         parameters = parameters.with_averages(settings.ema_decay is not None)
@@ -101,8 +101,8 @@ def export_source(
         "hyperparameters": {name: json_value(held[name]) for name in FACTS},
         "constants": constants_of(state),
     }
-    parts = StepParts(state.model, settings, parameters, state.frozen, state.optimizer, rows, state.sparse)
-    if found := outputs_where_rows_meet(state.model, settings):
+    parts = StepParts(state.trained_form, settings, parameters, state.frozen, state.optimizer, rows, state.sparse)
+    if found := outputs_where_rows_meet(state.trained_form, settings):
         raise ModelError(
             f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
             f"for an output would meet those with one: train it in Python, or take a loss of single rows."
@@ -112,7 +112,7 @@ def export_source(
     weights = None if outputs else exported_class_weights(estimator._task(), state.decoding, state.balanced)
     table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
-    return ExportSource(parts, state.decoding, facts, weights, ignored, target, outputs, front, minibatches)
+    return ExportedTraining(parts, state.decoding, facts, weights, ignored, target, outputs, front, minibatches)
 
 
 def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
@@ -121,7 +121,7 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
     Rows that are no whole number of minibatches are no step of the estimator: they are one minibatch.
     """
     rows = parts.batch
-    where = where_rows_meet(parts.model, parts.settings)
+    where = where_rows_meet(parts.graph, parts.settings)
     if where is not None:
         if rows % accumulate:
             raise ValueError(
@@ -129,7 +129,7 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
                 f"{accumulate} minibatches, and rows meet within each of them ({where})."
             )
         return accumulate
-    return accumulate if draws_numbers(parts.model.model) and not rows % accumulate else 1
+    return accumulate if draws_numbers(parts.graph.model) and not rows % accumulate else 1
 
 
 def exported_class_weights(
@@ -185,15 +185,15 @@ def load_state(state: FittedState, given: object, optimizer: str | BaseOptimizer
     load_arrays(state, arrays, resolve_optimizer(optimizer))
 
 
-def read_arrays(source: object, state: FittedState) -> dict[str, np.ndarray]:
+def read_arrays(given: object, state: FittedState) -> dict[str, np.ndarray]:
     """Return the arrays of a mapping, a folder of training graphs, a file of safetensors, or an adapter file."""
-    if isinstance(source, StateArrays):
-        return source
-    if isinstance(source, Mapping):
-        return {str(name): np.asarray(array) for name, array in source.items()}
-    if not isinstance(source, str | os.PathLike):
-        raise TypeError(f"The state must be a path or a dict of arrays by name, {instead_of(source)}.")
-    path = Path(source)
+    if isinstance(given, StateArrays):
+        return given
+    if isinstance(given, Mapping):
+        return {str(name): np.asarray(array) for name, array in given.items()}
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"The state must be a path or a dict of arrays by name, {instead_of(given)}.")
+    path = Path(given)
     if path.is_dir():
         folder = read_folder(path)
         return StateArrays(folder.state, folder.manifest.get("constants"))
@@ -201,7 +201,7 @@ def read_arrays(source: object, state: FittedState) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"There is no file or folder {path}.")
     if path.suffix == ".onnx_adapter":
         arrays = read_adapter(path)
-        for one in state.source.low_rank:  # the file holds the factors with the scale multiplied into them
+        for one in state.graph.low_rank:  # the file holds the factors with the scale multiplied into them
             last = one.factors[1]
             if last in arrays:
                 arrays[last] = (arrays[last].astype(np.float64) / one.scale).astype(arrays[last].dtype)
@@ -268,7 +268,7 @@ def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[
 
 def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
     """Return arrays with the low-rank factors that merged matrices lack: their change is zero."""
-    changes, held = state.source.low_rank, state.parameters.views()
+    changes, held = state.graph.low_rank, state.parameters.views()
     if not changes or any(name in arrays for one in changes for name in one.factors):
         return arrays
     if missing := [one.matrix for one in changes if one.matrix not in arrays]:
@@ -353,14 +353,14 @@ def export_folder(
     else:
         state = untrained_state(estimator, X, y)
     with refusing("The training graphs cannot be made"):
-        content = training_folder(export_source(estimator, state, batch_size, target), form)
+        content = training_folder(exported_training(estimator, state, batch_size, target), form)
     write_folder(content, folder)
 
 
 @refusing("The training step cannot be made")
 def training_onnx(estimator: Any, batch_size: int | None) -> onnx.ModelProto:
     """Return the inference graph of a fitted estimator with a training step in ``training_info``."""
-    return training_model(export_source(estimator, estimator._state, batch_size, "any"), estimator.to_onnx())
+    return training_model(exported_training(estimator, estimator._state, batch_size, "any"), estimator.to_onnx())
 
 
 # Files for onnxruntime-training on a device, and its checkpoints.
@@ -376,14 +376,14 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
     optimizer = _block_of_optimizer(estimator)
     if estimator.alpha:
         raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
-    if state.model.running_statistics:
+    if state.trained_form.running_statistics:
         raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
-    if state.decoding.groups or state.decoding.positions or state.model.link == "votes":
+    if state.decoding.groups or state.decoding.positions or state.trained_form.link == "votes":
         raise ModelError(
             "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
         )
-    loss = loss_of(estimator._task(), state.fitted, state.source)
-    names = {value.name for value in state.model.model.graph.initializers.values()}
+    loss = loss_of(estimator._task(), state.fitted, state.graph)
+    names = {value.name for value in state.trained_form.model.graph.initializers.values()}
     generate_artifacts(
         to_proto(_with_loss(state, loss)),
         requires_grad=state.parameters.names,
@@ -419,7 +419,7 @@ def _block_of_optimizer(estimator: Any) -> Any:
 
 def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     """Return the graph with the current weights, whose outputs are the loss of a batch and the scores."""
-    single = state.model if state.model.dtype == np.float32 else as_float32(state.model)
+    single = state.trained_form if state.trained_form.dtype == np.float32 else as_float32(state.trained_form)
     model = single.model.clone()
     graph, decoding = model.graph, state.decoding
     weights = {n: a.astype(np.float32) for n, a in state.trained_weights().items() if n in graph.initializers}

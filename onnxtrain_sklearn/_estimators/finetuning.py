@@ -129,7 +129,7 @@ def changed_from_default(estimator: Parameters) -> dict[str, object]:
 def tuned_names(
     estimator: Parameters,
     tuner: FineTuner,
-    source: TrainableModel,
+    graph: TrainableModel,
     fitted: FittedModel | None,
     head: tuple[str, ...] = (),
 ) -> Trainable:
@@ -139,22 +139,22 @@ def tuned_names(
     if head:
         # Leave a body as it is if it mixes positions (convolutions, attention): its features are general, and tuning it
         # takes long.
-        auto = not mixes_positions(source.model.graph)
+        auto = not mixes_positions(graph.model.graph)
         if not (tuner.tune_body if isinstance(tuner.tune_body, bool) else auto):
             return head
     if fitted is None or not tuner.freeze_preprocessing:
         return "all"
-    frozen = transformer_names(estimator, source, fitted)
-    names = [name for name in source.parameters if name not in frozen]
+    frozen = transformer_names(estimator, graph, fitted)
+    names = [name for name in graph.parameters if name not in frozen]
     return names or "all"
 
 
-def transformer_names(estimator: Parameters, source: TrainableModel, fitted: FittedModel | None) -> set[str]:
+def transformer_names(estimator: Parameters, graph: TrainableModel, fitted: FittedModel | None) -> set[str]:
     """Return the parameters that belong to transformers of a fitted model."""
     if fitted is None:
         return set()
     if isinstance(fitted, FittedFile):  # the operator Scaler, after which its parameters are named
-        return {name for name in source.parameters if re.match(r"scaler(_\d+)?\.", name)}
+        return {name for name in graph.parameters if re.match(r"scaler(_\d+)?\.", name)}
     owners = {origin.name: follow(bare_model(estimator.model), origin.owner) for origin in fitted.origins}
     return {
         name
@@ -191,19 +191,19 @@ def tuning_trainer(
 ) -> Trainer:
     """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, and on the ``old`` rows if given."""
     assert context.tuner is not None
-    where = where_rows_meet(state.model, settings)
+    where = where_rows_meet(state.trained_form, settings)
     if where is not None:
         raise ModelError(
             f"Fine-tuning adds up the losses of all rows, but rows meet within a minibatch: the result of a row "
             f"depends on the others. {where} does that. Train plainly with finetune=None; export a graph with batch "
             f"normalization in inference mode."
         )
-    if any(node.op_type == "Dropout" for node in state.model.model.graph):
+    if any(node.op_type == "Dropout" for node in state.trained_form.model.graph):
         raise ModelError(
             "Fine-tuning searches for the least loss of all rows, which dropout changes from batch to batch. Export "
             "the graph in inference mode, or train it plainly with finetune=None."
         )
-    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.model.inputs}
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.trained_form.inputs}
     predictor = state.live_predictor(live, with_scores=True)
 
     def scores() -> np.ndarray:
@@ -219,7 +219,7 @@ def tuning_trainer(
         old_rows = RowObjective(*searched_rows(state, settings, old.columns, pieces))
     damping = None
     if not context.head_names:
-        frozen = transformer_names(context.estimator, state.source, state.fitted) - {*state.parameters.names}
+        frozen = transformer_names(context.estimator, state.graph, state.fitted) - {*state.parameters.names}
         damping = damping_of(state, examples, rows, frozen)
     tuning = Tuning(context.tuner, scores, state.rng, old_rows, context.head_names, damping)
     return FineTuningTrainer(tuning, context.config.loop, step, searched, state.history, validate)
@@ -237,7 +237,7 @@ def damping_of(state: FittedState, examples: Examples, rows: np.ndarray, scalers
     ``scalers`` names the parameters of the transformers.
     """
     rows, result = rows[:LOOKED_AT], np.ones(len(state.parameters.vector))
-    for values, weight, transposed in _scaled_layers(state.source.model.graph, state.parameters.names, scalers):
+    for values, weight, transposed in _scaled_layers(state.graph.model.graph, state.parameters.names, scalers):
         sizes = _sizes(state, examples, rows, values)
         if sizes is None:
             continue
@@ -266,7 +266,7 @@ def _scaled_layers(
 
 def _sizes(state: FittedState, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray | None:
     """Return the root mean square of each column of an inner tensor on the rows; None for sparse rows made dense."""
-    model, _ = graph_of_features(state.source.model, values)
+    model, _ = graph_of_features(state.graph.model, values)
     weights = None if examples.weights is None else examples.weights[rows]
     if sparse_inputs(examples.columns):
         factors = column_factors(model, examples.columns, state.device)
@@ -304,7 +304,7 @@ def searched_rows(
     """
     rest = remaining(state, columns)
     sparse = () if settings.device.memory is not None else sparse_inputs(rest.columns)
-    parts = StepParts(rest.model, settings, state.parameters, rest.frozen, OptimizerState(), batches.size, sparse)
+    parts = StepParts(rest.graph, settings, state.parameters, rest.frozen, OptimizerState(), batches.size, sparse)
     own = batches.of({**rest.columns, TARGET: batches.column(TARGET)})
     return cast("HostStep", new_step(parts)), own
 
@@ -315,7 +315,7 @@ class Remaining:
 
     Attributes
     ----------
-    model : TrainableModel
+    graph : TrainableModel
         Its inputs are those of the graph, and the values computed once.
     frozen : mapping of str to ndarray
         The weights that it reads and that are not trained.
@@ -323,14 +323,14 @@ class Remaining:
         The data for the inputs.
     """
 
-    model: TrainableModel
+    graph: TrainableModel
     frozen: Mapping[str, np.ndarray]
     columns: Columns
 
 
 def remaining(state: FittedState, columns: Columns) -> Remaining:
     """Return the computation left for each iteration: the whole graph, or the part downstream of a cut."""
-    model, trained = state.model, state.parameters.names
+    model, trained = state.trained_form, state.parameters.names
     frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in trained}
     part = frozen_part(model.model, model.scores, trained, frozen)
     found = None if part is None else _computed(state, part, columns)

@@ -1,6 +1,6 @@
 """Run a call of ``fit`` or ``partial_fit``: prepare, train, then publish the result or roll back.
 
-:func:`prepare` does everything before the first step, in this order: ``config`` resolves the parameters, ``source``
+:func:`prepare` does everything before the first step, in this order: ``config`` resolves the parameters, ``graph_plan``
 finds or builds the graph, ``examples`` checks the data, ``outputs`` chooses the decoding, ``starting_state`` makes the
 state and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of
 ``_training``. If several outputs are trained, :class:`Preparation` holds the steps that differ. :func:`train` runs the
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._data.targets import SeveralTargets
-from .._export.source import OutputSource
+from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._model.trainable import TrainableModel
@@ -45,6 +45,7 @@ from .describe import announce
 from .examples import batches_for, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
+from .graph_plan import GraphPlan, graph_plan
 from .outputs import DecodingChoice, choose_decoding, ignoring
 from .parameters import set_callbacks_of
 from .scoring import (
@@ -56,7 +57,6 @@ from .scoring import (
     validation,
     watches_loss,
 )
-from .source import GraphSource, graph_source
 from .starting_state import compare_training, complete_state, starting_state
 from .streams import opened, with_arrays
 from .training_state import bytes_of, generator_of
@@ -120,8 +120,8 @@ class Preparation(NamedTuple):
 
     Attributes
     ----------
-    source : function
-        Returns the source of the graph.
+    graph_plan : function
+        Returns the plan for the graph, which says whether it is known before the data.
     examples : function
         Returns the data as inputs of the graph, with targets and weights.
     decoding : function
@@ -135,16 +135,16 @@ class Preparation(NamedTuple):
         Returns the losses and decodings of several outputs, for training graphs.
     """
 
-    source: Callable[[Any, FittedState | None, Any], GraphSource]
+    graph_plan: Callable[[Any, FittedState | None, Any], GraphPlan]
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
     decoding: Callable[[FitContext, TrainableModel, Examples], DecodingChoice]
     complete_state: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
     validation: Callable[[FitContext, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
-    exported: Callable[[Any, FittedState], tuple[OutputSource, ...]]
+    exported: Callable[[Any, FittedState], tuple[ExportedOutput, ...]]
 
 
 ONE_OUTPUT = Preparation(
-    graph_source,
+    graph_plan,
     training_examples,
     choose_decoding,
     complete_state,
@@ -168,20 +168,20 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     call = with_arrays(estimator, call, config, old)
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
-    source = steps.source(estimator, old, call.X)
-    examples = steps.examples(estimator, call, source.known, source.fitted, old)
+    plan = steps.graph_plan(estimator, old, call.X)
+    examples = steps.examples(estimator, call, plan.known, plan.fitted, old)
     if old is not None:
         rng = old.rng  # a training that continues goes on drawing from its generator
     else:
         rng = generator_of(estimator, lambda: bytes_of(examples, call)) if call.stream is None else call.stream.rng
     # Fine-tuning takes all rows at once.
-    tuner = None if call.one_epoch or call.stream is not None else tuner_of(estimator, source.fitted)
+    tuner = None if call.one_epoch or call.stream is not None else tuner_of(estimator, plan.fitted)
 
     # The graph for these data: a builder builds it now, and a new head is sized to the targets.
     holds_out = config.loop.early_stopping and call.validation is None and not call.one_epoch
     fraction = estimator.validation_fraction if call.validation_fraction is None else call.validation_fraction
     split = Split(float(fraction) if holds_out else None, rng)
-    graph, examples = source.complete(config, call, examples, split, rng)
+    graph, examples = plan.complete(config, call, examples, split, rng)
     if isinstance(examples.targets, SeveralTargets):
         # Outputs may weigh rows differently: scale the weights of each, so that its loss is a mean over training rows.
         examples = replace(examples, targets=examples.targets.with_factors(split.of(examples)[0]))
@@ -193,10 +193,10 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         rng,
         split,
         tuner,
-        fitted=source.fitted,
-        transformers_of=source.transformers_of,
-        head_names=source.head_names,
-        target_scale=source.target_scale,
+        fitted=plan.fitted,
+        transformers_of=plan.transformers_of,
+        head_names=plan.head_names,
+        target_scale=plan.target_scale,
     )
 
     # The decoding, which follows the scores, and the state to train; its predictions must equal those of a given model.
@@ -233,9 +233,9 @@ def trainer_for(
     # first pieces.
     rows = context.rng.permutation(rows) if tuner else rows
     limit = TUNED_PIECE if tuner else config.batch_size
-    rows_meet = where_rows_meet(state.model, settings) is not None
+    rows_meet = where_rows_meet(state.trained_form, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
-        _require_labels(outputs_where_rows_meet(state.model, settings), examples.targets, rows)
+        _require_labels(outputs_where_rows_meet(state.trained_form, settings), examples.targets, rows)
     if rows_meet and not settings.optimizer.takes_minibatches and tuner is None:
         limit = len(rows)  # the loss of the full batch is not a sum over pieces
     size = min(len(rows), limit)
@@ -327,13 +327,13 @@ def step_for(
         state.decoding.task,
         state.decoding.link,
         state.parameters.names,
-        tuple(spec.shape for spec in state.model.inputs),
+        tuple(spec.shape for spec in state.trained_form.inputs),
         sparse,
     )
     last, live = state.minibatch_rows, state.live
     rows = last if last is not None and smallest <= last <= largest else smallest
     if live.step is None or live.step_key != key or live.step.batch != rows:
-        parts = StepParts(state.model, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
+        parts = StepParts(state.trained_form, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
         live.step = new_step(parts, planned, compiled=state.engine == COMPILED)
         state.choice = live.step.choice
     live.step_key, state.engine, state.minibatch_rows = key, live.step.engine, rows

@@ -38,7 +38,7 @@ from .._utils.params import copied
 from .._utils.typing import DType
 from ..adapters import LoRA, without_low_rank
 from ..exceptions import ModelError
-from ..models import ModelSource, resolve_builder
+from ..models import ModelLike, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from .parameters import Parameters
 
@@ -51,8 +51,8 @@ class LiveSessions:
 
     Attributes
     ----------
-    form : TrainableModel or None
-        The trained form of the graph (see :func:`trained_form`).
+    trained_form : TrainableModel or None
+        The trained form of the graph (see :func:`in_trained_form`).
     step : TrainingStep or None
         The step of the last call; a later call reuses it if ``step_key``, the settings that it depends on, is equal.
     predictors : dict of Predictor
@@ -61,7 +61,7 @@ class LiveSessions:
         Some rows of X as the user gave them, to compare predictions. They are here because pickles hold no data.
     """
 
-    form: TrainableModel | None = None
+    trained_form: TrainableModel | None = None
     step: TrainingStep | None = None
     step_key: object = None
     predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class FittedState:
 
     Attributes
     ----------
-    source : TrainableModel
+    graph : TrainableModel
         The graph with the loss placed before or after its final activation. All other forms are derived from it.
     activation : dict
         :attr:`TrainableModel.activation` of the graph before the loss was placed, to restore it for another loss.
@@ -121,7 +121,7 @@ class FittedState:
         The caches, the only part that is not data.
     """
 
-    source: TrainableModel
+    graph: TrainableModel
     activation: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     frozen: dict[str, np.ndarray]
@@ -152,26 +152,26 @@ class FittedState:
         vars(self).update(state, live=LiveSessions())
 
     @property
-    def model(self) -> TrainableModel:
+    def trained_form(self) -> TrainableModel:
         """The trained form of the graph, made on first use."""
-        if self.live.form is None:
+        if self.live.trained_form is None:
             dtype = self.parameters.buffer.dtype
-            self.live.form = trained_form(self.source, self.shapes, self.parameters.names, dtype)
-        return self.live.form
+            self.live.trained_form = in_trained_form(self.graph, self.shapes, self.parameters.names, dtype)
+        return self.live.trained_form
 
     @property
     def original(self) -> TrainableModel:
-        """``source`` with its original activation, because a later loss may read a value elsewhere in it."""
-        return replace(self.source, **self.activation)
+        """``graph`` with its original activation, because a later loss may read a value elsewhere in it."""
+        return replace(self.graph, **self.activation)
 
     @property
     def deployed(self) -> TrainableModel:
         """The graph for prediction and export, without adapters; for a table, it has one input per column."""
-        source = without_low_rank(self.source)
+        graph = without_low_rank(self.graph)
         if self.fitted is None or self.fitted.parts is None:
-            return source
+            return graph
         whole = self.fitted.parts.whole
-        return replace(source, model=whole.model, inputs=whole.inputs)
+        return replace(graph, model=whole.model, inputs=whole.inputs)
 
     def fitted_attributes(self) -> dict[str, Any]:
         """Return the attributes of an estimator with this state; attributes read from the history are properties."""
@@ -182,7 +182,7 @@ class FittedState:
             "device_": self.device.name,
         }
         if self.decoding.parts:
-            names = [form.output for form in self.source.forms]
+            names = [form.output for form in self.graph.forms]
             known = {
                 n: part.classes for n, part in zip(names, self.decoding.parts, strict=True) if part.classes is not None
             }
@@ -194,15 +194,15 @@ class FittedState:
 
         Adapters are merged into the matrices.
         """
-        return self.source.kept.rounded(merged(self.prediction_weights(), self.source.low_rank))
+        return self.graph.kept.rounded(merged(self.prediction_weights(), self.graph.low_rank))
 
     def prediction_weights(self) -> dict[str, np.ndarray]:
         """Return :meth:`weights` without merging: adapters have their own factors beside the matrices."""
-        return self.source.weights({**self.frozen, **self.parameters.prediction_views()})
+        return self.graph.weights({**self.frozen, **self.parameters.prediction_views()})
 
     def trained_weights(self) -> dict[str, np.ndarray]:
         """Return the weights as they are trained: neither averaged nor merged with adapters."""
-        return self.source.weights({**self.frozen, **self.parameters.views()})
+        return self.graph.weights({**self.frozen, **self.parameters.views()})
 
     def predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor with the current weights for data like ``columns``; the scores can be its last output."""
@@ -238,13 +238,13 @@ class FittedState:
         It reads the parameters in place if the graph uses them unchanged, which saves the two copies of a session.
         """
         decoding = replace(self.decoding, target_scale=None, target_range=None)
-        source, dtype = self.source, self.parameters.buffer.dtype
-        live = self.fitted is None and source.dtype == dtype and not source.changes_weights
+        graph, dtype = self.graph, self.parameters.buffer.dtype
+        live = self.fitted is None and graph.dtype == dtype and not graph.changes_weights
         weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()
-        graph = inference_model(self.deployed, weights, decoding, with_scores=True, in_double=False)
+        inference = inference_model(self.deployed, weights, decoding, with_scores=True, in_double=False)
         live_parameters = self.parameters if live else None
         rows_meet = self.rows_of_predictions_meet
-        return Predictor(graph, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
+        return Predictor(inference, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
 
     def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
         """Return the inference graph with the current weights."""
@@ -258,11 +258,11 @@ class FittedState:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
         sparse = sparse_inputs(columns)
         if sparse:
-            graph: Any = inference_model(self.model, self.frozen, self.decoding, with_scores=with_scores)
+            graph: Any = inference_model(self.trained_form, self.frozen, self.decoding, with_scores=with_scores)
         else:
             live = self.parameters.prediction_views()
             every = {**self.frozen, **live}
-            graph = filled_graph(self.model, every, self.decoding, with_scores=with_scores, live=live)
+            graph = filled_graph(self.trained_form, every, self.decoding, with_scores=with_scores, live=live)
         rows_meet = self.rows_of_predictions_meet
         return Predictor(
             graph, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet
@@ -270,7 +270,7 @@ class FittedState:
 
     def rows_of_predictions_meet(self) -> bool:
         """Return True if rows meet: the prediction of a row depends on the rows that are predicted with it."""
-        return where_rows_meet_in_graph(self.model, self.session_options, in_training=False) is not None
+        return where_rows_meet_in_graph(self.trained_form, self.session_options, in_training=False) is not None
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
@@ -278,14 +278,14 @@ def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
     return tuple(name for name, one in columns.items() if one.stays_sparse or (every and one.is_sparse))
 
 
-def trained_form(
-    source: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
+def in_trained_form(
+    graph: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
 ) -> TrainableModel:
     """Return the trained form of a graph: rows have ``shapes``, statistics that no trained weight affects are fixed.
 
     ``dtype`` float32 converts a float64 graph; None keeps its type.
     """
-    fixed = source.with_shapes(shapes).with_frozen_statistics(trained)
+    fixed = graph.with_shapes(shapes).with_frozen_statistics(trained)
     return fixed if dtype in (None, fixed.dtype) else as_float32(fixed)
 
 
@@ -296,7 +296,7 @@ def trained_form(
 class Start:
     """The parameters of the first call that determine the graph; objects are copied."""
 
-    model: ModelSource
+    model: ModelLike
     output: str | None
     output_kind: str | Mapping[str, str] = "auto"
     training_mode: bool = False
@@ -334,13 +334,13 @@ def _compared(estimator: Parameters) -> dict[str, Any]:
     return {**settings, "adapters": estimator.adapters}
 
 
-def _default(model: ModelSource) -> Any:
+def _default(model: ModelLike) -> Any:
     if isinstance(model, os.PathLike):
         return os.fspath(model)
     return resolve_builder(model) or without_program(model)
 
 
-def _model_text(model: ModelSource) -> str:
+def _model_text(model: ModelLike) -> str:
     model = without_program(model)
     return repr(model) if model is None or isinstance(model, str) or hasattr(model, "build") else type(model).__name__
 
@@ -360,7 +360,7 @@ def _message(name: str, first: object, now: object) -> str:
 class RunOfMembers(Protocol):
     """Attributes required of a state; ``snapshots`` are buffers of its parameters."""
 
-    source: TrainableModel
+    graph: TrainableModel
     decoding: Decoding
     frozen: dict[str, np.ndarray]
     parameters: FlatParameters
@@ -375,25 +375,25 @@ def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.
     """Return the graph that predicts, and its weights: the state's, or those of all its snapshots in one ensemble."""
     if not state.snapshots:
         return state.deployed, state.weights()
-    source, members = state.source, []
+    graph, members = state.graph, []
     for buffer in state.snapshots:
-        weights = source.weights({**state.frozen, **state.parameters.with_buffer(buffer).prediction_views()})
-        members.append(source.kept.rounded(merged(weights, source.low_rank)))
+        weights = graph.weights({**state.frozen, **state.parameters.with_buffer(buffer).prediction_views()})
+        members.append(graph.kept.rounded(merged(weights, graph.low_rank)))
     return ensemble_of(state.deployed, members)
 
 
 def require_single_scores(state: RunOfMembers) -> None:
     """Raise ValueError if the predictions of snapshots of this model cannot be averaged."""
-    source, decoding = state.source, state.decoding
+    graph, decoding = state.graph, state.decoding
     reasons = {
         "its graph has several outputs": bool(decoding.parts),
         "its labels are at positions of a row": decoding.positions is not None,
         "its targets have several axes": bool(decoding.row_shape),
-        "its graph is an ensemble already": source.members is not None,
-        "its classes are chosen by votes or by a threshold": source.link == "votes" or source.choice is not None,
-        "its file keeps weights in a narrow type": bool(source.kept.weights),
-        "its graph is quantized": holds_fakes(source.model),
-        "it trains low-rank factors": bool(source.low_rank),
+        "its graph is an ensemble already": graph.members is not None,
+        "its classes are chosen by votes or by a threshold": graph.link == "votes" or graph.choice is not None,
+        "its file keeps weights in a narrow type": bool(graph.kept.weights),
+        "its graph is quantized": holds_fakes(graph.model),
+        "it trains low-rank factors": bool(graph.low_rank),
     }
     for reason, holds in reasons.items():
         if holds:

@@ -260,7 +260,7 @@ def balanced_weights(task: OutputTask, sample_weight: ArrayLike | None, targets:
 # Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.
 
 
-def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLike) -> bool:
+def takes_positions(task: OutputTask, graph: TrainableModel | None, y: ArrayLike) -> bool:
     """Return True if ``y`` has a label at each position.
 
     It does if ``class_axis`` is set. Otherwise a matrix does if the scores of a row have several axes; else its columns
@@ -277,12 +277,12 @@ def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLik
         n_axes = np.asarray(y).ndim if shape is None else len(shape)
     except ValueError:  # the rows of a list differ in length
         n_axes = 2
-    if n_axes != 2 or source is None:
+    if n_axes != 2 or graph is None:
         return n_axes > 2
 
     # A matrix: its columns are positions if the scores of a row have several axes, or one axis of as many positions;
     # a matrix of only 0 and 1 holds indicators instead.
-    row = source.output_row
+    row = graph.output_row
     long = [size for size in row if size != 1]
     if len(row) != 2 or len(long) != 1:
         return len(long) > 1
@@ -291,7 +291,7 @@ def takes_positions(task: OutputTask, source: TrainableModel | None, y: ArrayLik
 
 
 def positions_of(
-    reference: ReferenceOutput | None, source: TrainableModel, targets: Targets, setting: int | str
+    reference: ReferenceOutput | None, graph: TrainableModel, targets: Targets, setting: int | str
 ) -> Positions:
     """Return the axes of the scores.
 
@@ -302,7 +302,7 @@ def positions_of(
             f"y has a label at each of {targets.row_shape} positions, for which the graph must have scores: give an "
             f"ONNX graph, or a builder of your own."
         )
-    row, places, declared = reference.row_shape, targets.row_shape, source.output_row
+    row, places, declared = reference.row_shape, targets.row_shape, graph.output_row
     ends = {axis: rest for axis, rest in ((-1, row[:-1]), (1, row[1:])) if setting in ("auto", axis)}
     fitting = [axis for axis, rest in ends.items() if rest == places]
     if len(fitting) > 1 and len(declared) == len(row):  # an axis of unknown size cannot hold the classes
@@ -346,7 +346,7 @@ class DecodingChoice:
     ----------
     original : TrainableModel
         The graph, marked with what its output holds: scores, probabilities or logarithms.
-    source : TrainableModel
+    graph : TrainableModel
         The same with ``scores`` set to the value that the loss reads, before or after the final activation.
     decoding : Decoding
     settings : StepSettings
@@ -355,7 +355,7 @@ class DecodingChoice:
     """
 
     original: TrainableModel
-    source: TrainableModel
+    graph: TrainableModel
     decoding: Decoding
     settings: StepSettings
     references: tuple[ReferenceOutput | None, ...]
@@ -365,7 +365,7 @@ class OutputChoice(NamedTuple):
     """The choice for one output: graph and decoding as in :class:`DecodingChoice`, and the given output, run."""
 
     original: TrainableModel
-    source: TrainableModel
+    graph: TrainableModel
     decoding: Decoding
     reference: ReferenceOutput | None
 
@@ -396,7 +396,7 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
     seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
     positions = trained_positions(chosen.decoding, examples.targets)
     settings = ignoring(config.with_decoding(loss, chosen.decoding, seed, positions), examples.targets)
-    return DecodingChoice(chosen.original, chosen.source, chosen.decoding, settings, (chosen.reference,))
+    return DecodingChoice(chosen.original, chosen.graph, chosen.decoding, settings, (chosen.reference,))
 
 
 def choose_output(
@@ -439,27 +439,27 @@ def choose_output(
     return OutputChoice(graph, *decoding_for(graph, loss, targets, n_columns, positions), reference)
 
 
-def loss_of(task: OutputTask, fitted: FittedModel | None, source: TrainableModel) -> Loss:
+def loss_of(task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
     """Return the loss; the default for a fitted model is the loss that the model minimizes."""
     follows = isinstance(task.loss, str) and task.loss == task.default_loss
-    return resolve_loss(fitted.loss if follows and fitted is not None else task.loss, source.joined)
+    return resolve_loss(fitted.loss if follows and fitted is not None else task.loss, graph.joined)
 
 
-def _score_columns(source: TrainableModel, columns: Columns, device: Device) -> int:
+def _score_columns(graph: TrainableModel, columns: Columns, device: Device) -> int:
     """Return the number of scores per row, determined by running the graph on three rows of the data."""
-    graph = source.model.clone()
-    keep = next(v for v in graph.graph.outputs if v.name == source.scores)
-    graph.graph.outputs.clear()
-    graph.graph.outputs.append(keep)
+    model = graph.model.clone()
+    keep = next(v for v in model.graph.outputs if v.name == graph.scores)
+    model.graph.outputs.clear()
+    model.graph.outputs.append(keep)
     last = len(next(iter(columns.values()))) - 1
-    return int(as_columns(run_graph(graph, columns, np.array([0, last, 0]), device), source.scores).shape[1])
+    return int(as_columns(run_graph(model, columns, np.array([0, last, 0]), device), graph.scores).shape[1])
 
 
 def decoding_for(
-    source: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
+    graph: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
 ) -> tuple[TrainableModel, Decoding]:
     """Return the model with ``scores`` set before or after its final activation, and the decoding."""
-    of_pairs = source.link == "votes"
+    of_pairs = graph.link == "votes"
     task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
     of_label: Task = "multiclass" if task == "multioutput" else task
     if of_label not in loss.tasks:
@@ -467,23 +467,23 @@ def decoding_for(
         raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
     link = loss.link(of_label)
     if task == "regression":
-        seen = source if source.link == link else source.ignoring_activation()
+        seen = graph if graph.link == link else graph.ignoring_activation()
         return seen, Decoding(task, link, n_columns, row_shape=targets.row_shape)
     if of_pairs:
-        return source, Decoding(task, "identity", n_columns, targets.classes)
-    if source.link not in ("sigmoid", "softmax"):
-        return source.ignoring_activation(), Decoding(task, link, n_columns, targets.classes, positions=positions)
+        return graph, Decoding(task, "identity", n_columns, targets.classes)
+    if graph.link not in ("sigmoid", "softmax"):
+        return graph.ignoring_activation(), Decoding(task, link, n_columns, targets.classes, positions=positions)
     if task == "multioutput":
         raise ValueError(
-            f"The graph ends in a {source.link}, which cannot model several labels of several classes each; let it end "
+            f"The graph ends in a {graph.link}, which cannot model several labels of several classes each; let it end "
             f"in the scores of all classes."
         )
-    if source.link == "softmax" and task != "multiclass":
+    if graph.link == "softmax" and task != "multiclass":
         raise ValueError(
             f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
         )
-    own: Link = source.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
-    return source, Decoding(task, own, n_columns, targets.classes, positions=positions)
+    own: Link = graph.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
+    return graph, Decoding(task, own, n_columns, targets.classes, positions=positions)
 
 
 def _task(targets: Targets, n_columns: int) -> Task:

@@ -35,8 +35,8 @@ from ..adapters import LoRA
 from ..callbacks.base import HOOKS
 from ..exceptions import InvalidParameterError, instead_of
 from ..finetuning import FineTuner
-from ..losses import Loss, LossSource, resolve_loss
-from ..models import MODELS, GraphModel, ModelSource, resolve_builder
+from ..losses import Loss, LossBlock, resolve_loss
+from ..models import MODELS, GraphModel, ModelLike, resolve_builder
 from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
 from ..runtime import Runtime
 from ..schedules import SCHEDULES, Schedule, resolve_schedule
@@ -249,8 +249,8 @@ class Parameters(DeclaredEstimator):
     finetune: ClassVar[str | FineTuner | None] = None
     """Plain training; a parameter of the estimators of one output."""
 
-    model: ModelSource = field(default=None, kw_only=False)
-    loss: str | Loss | LossSource  # the default is that of the estimator
+    model: ModelLike = field(default=None, kw_only=False)
+    loss: str | Loss | LossBlock  # the default is that of the estimator
     optimizer: str | BaseOptimizer = "adamw"
     learning_rate_init: float = 0.001
     learning_rate: str | Schedule = "constant"
@@ -367,7 +367,7 @@ weights_ : dict of str to ndarray
 # ``clone`` and a search see the object.
 
 
-def _with_parameters(model: ModelSource) -> Any:
+def _with_parameters(model: ModelLike) -> Any:
     """Return the object that has the nested parameters of ``model``: those of a given graph are how it is read."""
     if isinstance(model, type) or hasattr(model, "get_params"):
         return model

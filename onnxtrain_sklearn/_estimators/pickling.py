@@ -114,8 +114,8 @@ def _without_programs(state: dict[str, Any]) -> dict[str, Any]:
 
 def cloned(estimator: EstimatorT) -> EstimatorT:
     """Return an unfitted copy; a fitted model among the parameters stays fitted."""
-    source: Any = estimator
-    parameters = _without_programs(source.get_params(deep=False))
+    original: Any = estimator
+    parameters = _without_programs(original.get_params(deep=False))
     copies: dict[str, Any] = {n: v if n == "model" and is_estimator(v) else copied(v) for n, v in parameters.items()}
     twin = type(estimator)(**copies)
     for name in ("_metadata_request", "_sklearn_output_config"):

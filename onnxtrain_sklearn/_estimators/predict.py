@@ -27,7 +27,7 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
         return found
     check_is_fitted(estimator)
     state = estimator._state
-    columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
+    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
     require_numbers(estimator, state, columns)
     result: np.ndarray = state.predictor(columns, with_scores=with_scores).run(columns, output=output)
     return result
@@ -36,7 +36,7 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
 def chunk_rows(estimator: Any, X: MatrixLike, method: str) -> tuple[int, int]:
     """Return the rows of data like ``X`` that a method computes at a time, and the numbers of a row."""
     state = estimator._state
-    columns = graph_inputs(estimator, X, state.source.inputs, state.fitted, reset=False)
+    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
     with_scores = method == "decision_function" or (method == "predict_proba" and prediction_type(X) is np.float64)
     width = sum(math.prod(one.shape[1:]) for one in columns.values())
     return state.predictor(columns, with_scores=with_scores).chunk_rows(columns), max(1, width)
@@ -62,7 +62,7 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
     if not estimator.__sklearn_is_fitted__():
         return None
     state = estimator._state
-    inputs = state.source.inputs
+    inputs = state.graph.inputs
     if (state.fitted is not None and state.fitted.table is not None) or len(inputs) != 1:
         return None
     (spec,) = inputs

@@ -16,7 +16,7 @@ from .._data.held_out import r2_of_maps
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import Predictions, TableLike
-from ..losses import Loss, LossSource
+from ..losses import Loss, LossBlock
 from ..models.given import resolve_graph_model
 from .base import BaseOrtGradient
 from .call import Call
@@ -55,7 +55,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
-    loss: str | Loss | LossSource = "squared_error"
+    loss: str | Loss | LossBlock = "squared_error"
     target_scaling: str | None = "auto"
     clip_predictions: bool = False
 

@@ -252,7 +252,7 @@ class Measures:
         return self._known[name, on]()
 
     def _loss(self, rows: ScoredRows) -> Callable[[], float]:
-        if self._state.model.link == "votes":
+        if self._state.trained_form.link == "votes":
             raise ModelError("The loss on validation data is not known for one-vs-one votes: take a score.")
         predictor = self._state.live_predictor(rows.live, with_scores=True)
         loss = loss_of_outputs if self._state.decoding.parts else loss_of_rows
@@ -390,7 +390,7 @@ def rows_to_score(
     """Return some rows of the examples; ``given`` returns X and y of these rows as the user gave them."""
     targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]
-    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.model.inputs}
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.trained_form.inputs}
     return ScoredRows(given, targets, weights, live, rows)
 
 
@@ -419,7 +419,7 @@ def watches_loss(estimator: Parameters, state: FittedState, call: Call) -> bool:
 
     The accuracy on few rows moves in steps, and may stand still for many epochs although the network goes on learning.
     """
-    classifies = state.decoding.task != "regression" and not state.decoding.parts and state.model.link != "votes"
+    classifies = state.decoding.task != "regression" and not state.decoding.parts and state.trained_form.link != "votes"
     return bool(estimator.early_stopping) and not call.one_epoch and estimator.scoring is None and classifies
 
 

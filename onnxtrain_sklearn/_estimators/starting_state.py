@@ -32,7 +32,7 @@ from .._pretrained.comparison import (
 from .._pretrained.ml_files import FileComparison, FittedFile
 from .._training.loss_graph import WEIGHT
 from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
-from .._training.programs import COMPILED, PassProgram, PassSource, pass_program
+from .._training.programs import COMPILED, PassParts, PassProgram, pass_program
 from .._training.randomness import draws_numbers
 from .._training.rows_meet import where_rows_meet
 from .._training.step import HostStep, in_trainable_type
@@ -48,47 +48,47 @@ from .adaptation import adapted
 from .call import Examples, FitContext
 from .examples import graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning import tuned_names
-from .fitted_state import Columns, FittedState, LiveSessions, Start, sparse_inputs, trained_form
+from .fitted_state import Columns, FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
 from .outputs import DecodingChoice, OutputTask, balanced_weights
 
 
 def starting_state(context: FitContext, chosen: DecodingChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
     """Return the state, new or the old one with the current parameters, and the settings of its step."""
     estimator, config, old, tuner = context.estimator, context.config, context.old, context.tuner
-    source = chosen.source
+    graph = chosen.graph
     if old is None and estimator.adapters is not None:
-        source = adapted(estimator, source, context.rng)
-    settings, trainable = config.with_graph(chosen.settings, source), config.trainable
+        graph = adapted(estimator, graph, context.rng)
+    settings, trainable = config.with_graph(chosen.settings, graph), config.trainable
     if tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
-        trainable = tuned_names(estimator, tuner, source, context.transformers_of, context.head_names)
+        trainable = tuned_names(estimator, tuner, graph, context.transformers_of, context.head_names)
     if isinstance(settings.loss, Loss):
         context.require_same_units(settings.loss)
     decoding = replace(chosen.decoding, target_scale=context.target_scale)
     if old is not None:
-        return _resumed_state(old, source, decoding, settings, trainable, examples.columns), settings
-    state = _new_state(context, chosen.original, source, decoding, settings, trainable, examples.columns)
-    warn_of_doubtful(state.source, state.parameters.names, config.trainable)
+        return _resumed_state(old, graph, decoding, settings, trainable, examples.columns), settings
+    state = _new_state(context, chosen.original, graph, decoding, settings, trainable, examples.columns)
+    warn_of_doubtful(state.graph, state.parameters.names, config.trainable)
     return state, settings
 
 
 def _new_state(
     context: FitContext,
     original: TrainableModel,
-    source: TrainableModel,
+    graph: TrainableModel,
     decoding: Decoding,
     settings: StepSettings,
     trainable: Trainable,
     columns: Columns,
 ) -> FittedState:
-    """Return a new state from the weights of ``source``: ``original`` with its ``scores`` chosen for the loss."""
-    source, names = selected(source if source.reference is None else replace(source, reference=None), trainable)
-    weights, shapes = source.weights(), _shapes(source, columns)
+    """Return a new state from the weights of ``graph``: ``original`` with its ``scores`` chosen for the loss."""
+    graph, names = selected(graph if graph.reference is None else replace(graph, reference=None), trainable)
+    weights, shapes = graph.weights(), _shapes(graph, columns)
     sparse = sparse_inputs(columns, every=settings.lazy_rows)
-    model = in_trainable_type(trained_form(source, shapes, names), settings, names, sparse)
-    parameters, frozen = _divided(model, names, weights, settings)
+    trained = in_trainable_type(in_trained_form(graph, shapes, names), settings, names, sparse)
+    parameters, frozen = _divided(trained, names, weights, settings)
     return FittedState(
-        source=source,
+        graph=graph,
         activation=original.activation,
         shapes=shapes,
         frozen=frozen,
@@ -101,38 +101,38 @@ def _new_state(
         seed=settings.seed,
         fitted=context.fitted,
         began=Start.by(context.estimator),
-        live=LiveSessions(form=model),
+        live=LiveSessions(trained_form=trained),
     )
 
 
 def _resumed_state(
     old: FittedState,
-    source: TrainableModel,
+    graph: TrainableModel,
     decoding: Decoding,
     settings: StepSettings,
     trainable: Trainable,
     columns: Columns,
 ) -> FittedState:
     """Return a state that continues from the weights of ``old`` with the current settings."""
-    source, names = selected(source, trainable)
-    shapes, others = _shapes(source, columns), set(names) != set(old.parameters.names)
-    same = not others and shapes == old.shapes and source == old.source
-    form = old.live.form if same else trained_form(source, shapes, names, old.parameters.buffer.dtype)
+    graph, names = selected(graph, trainable)
+    shapes, trains_others = _shapes(graph, columns), set(names) != set(old.parameters.names)
+    same = not trains_others and shapes == old.shapes and graph == old.graph
+    trained = old.live.trained_form if same else in_trained_form(graph, shapes, names, old.parameters.buffer.dtype)
     state = replace(
         old,
-        source=source,
+        graph=graph,
         shapes=shapes,
         decoding=decoding,
         device=settings.device,
         session_options=settings.session_options,
         engine=old.engine if settings.engine == "auto" else settings.engine,
         snapshots=(),
-        live=replace(old.live, form=form, predictors={}),
+        live=replace(old.live, trained_form=trained, predictors={}),
     )
     averages = settings.ema_decay is not None
-    if others:
-        weights = {**source.weights(), **old.trained_weights()}
-        state.parameters, state.frozen = _divided(state.model, names, weights, settings)
+    if trains_others:
+        weights = {**graph.weights(), **old.trained_weights()}
+        state.parameters, state.frozen = _divided(state.trained_form, names, weights, settings)
         state.optimizer = OptimizerState(draws=state.optimizer.draws)
         state.live.step = state.history.last_finite = None
     elif averages != old.parameters.averages:
@@ -142,18 +142,18 @@ def _resumed_state(
 
 
 def _divided(
-    model: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
+    graph: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
 ) -> tuple[FlatParameters, dict[str, np.ndarray]]:
     """Return the trained parameters ``names`` with the running statistics, and the frozen rest."""
-    trained, statistics = ({name: weights[name] for name in group} for group in (names, model.running_statistics))
+    trained, statistics = ({name: weights[name] for name in group} for group in (names, graph.running_statistics))
     averages = settings.ema_decay is not None
-    parameters = FlatParameters(trained, model.dtype, statistics, settings.factors, averages=averages)
-    others = {n: array for n, array in weights.items() if n not in trained and n not in statistics}
-    return parameters, {name: array.astype(model.dtype) for name, array in others.items()}
+    parameters = FlatParameters(trained, graph.dtype, statistics, settings.factors, averages=averages)
+    frozen = {n: array for n, array in weights.items() if n not in trained and n not in statistics}
+    return parameters, {name: array.astype(graph.dtype) for name, array in frozen.items()}
 
 
-def _shapes(source: TrainableModel, columns: Columns) -> dict[str, tuple[int, ...]]:
-    return {spec.name: columns[spec.name].shape[1:] for spec in source.inputs}
+def _shapes(graph: TrainableModel, columns: Columns) -> dict[str, tuple[int, ...]]:
+    return {spec.name: columns[spec.name].shape[1:] for spec in graph.inputs}
 
 
 # Compare the untrained estimator with the given model: a fitted model by its predictions for some rows, an ONNX file by
@@ -178,11 +178,11 @@ def complete_state(
     fitted = None if context.old is not None else state.fitted
     if reference is not None:
         predictor = state.plain_predictor()
-        scores = [require_same_outputs(reference, chosen.source, state.decoding, predictor, columns, state.device)]
+        scores = [require_same_outputs(reference, chosen.graph, state.decoding, predictor, columns, state.device)]
     if isinstance(fitted, FittedFile):
         own_columns = columns
         if fitted.table is not None:  # training uses encoded columns, and the file those of the table: read X again
-            own_columns = graph_inputs(context.estimator, context.call.X, state.source.inputs, fitted, reset=False)
+            own_columns = graph_inputs(context.estimator, context.call.X, state.graph.inputs, fitted, reset=False)
         state.fitted = require_same_model(fitted, model, own_columns, state.predictions)
     elif fitted is not None:
         _require_equal_predictions(context, state, model, fitted)
@@ -190,12 +190,12 @@ def complete_state(
     # Raise or warn for values that the model cannot take, or that its type rounds.
     require_numbers(context.estimator, state, columns)
     if examples.targets.task == "regression":
-        warn_of_rounding(context.call.y, state.model.dtype, "y")
+        warn_of_rounding(context.call.y, state.trained_form.dtype, "y")
         if context.target_scale is not None:
             stream = context.call.stream
             ends = examples.targets.values if stream is None else stream.range
-            require_in_range(context.target_scale, ends, state.model.dtype)
-            warn_of_equal_targets(context.target_scale, examples.targets.values, state.model.dtype)
+            require_in_range(context.target_scale, ends, state.trained_form.dtype)
+            warn_of_equal_targets(context.target_scale, examples.targets.values, state.trained_form.dtype)
 
     # set after the comparison, which needs unclipped predictions
     state.decoding = with_attributes(state.decoding, target_range=context.target_range(examples))
@@ -296,11 +296,11 @@ def _compared(
 
     # The step of the training, or one in inference form: dropout and minibatch statistics compute another function than
     # predictions do.
-    graph = form_of(state.model.model)
+    graph = form_of(state.trained_form.model)
     draws = ["random numbers"] if draws_numbers(graph) else []
     normalizes = ["statistics of minibatches"] if any(normalizes_by_batch(node) for node in graph.graph) else []
     left_out = " and ".join(draws + normalizes)
-    if left_out or not trainer.step.in_host_memory or where_rows_meet(state.model, settings) is not None:
+    if left_out or not trainer.step.in_host_memory or where_rows_meet(state.trained_form, settings) is not None:
         try:
             parts = _parts_in_form(state, settings, len(reference.rows))
             step = HostStep(parts)
@@ -308,7 +308,9 @@ def _compared(
             return FileComparison(f"it has no form without {left_out or 'its device'}: {reason}")
     else:
         step = cast("HostStep", trainer.step)
-        parts = StepParts(state.model, step.settings, state.parameters, state.frozen, state.optimizer, step.batch)
+        parts = StepParts(
+            state.trained_form, step.settings, state.parameters, state.frozen, state.optimizer, step.batch
+        )
 
     # The loss of some rows by the step.
     count = min(len(reference.rows), step.batch)
@@ -326,7 +328,7 @@ def _compared(
     expected = by_scores(scores)
     if not math.isfinite(expected):
         return FileComparison("its loss is not finite at the start")
-    error = SOME_STEPS if is_quantized(reference.graph.graph) else NEAR
+    error = SOME_STEPS if is_quantized(reference.model.graph) else NEAR
     rng, changes = np.random.RandomState(0), [0.0]
     for _ in range(4):
         changed = [one + error * np.abs(one).max(initial=0.0) * rng.choice([-1.0, 1.0], one.shape) for one in scores]
@@ -344,7 +346,7 @@ def _compared(
 
 def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> StepParts:
     """Return the parts of a step of the training graph in inference form, with copies of the weights."""
-    parameters, model = state.parameters, state.model
+    parameters, model = state.parameters, state.trained_form
     statistics = {name: parameters.view(name).copy() for name in parameters.running_statistics}
     plain = replace(
         settings,
@@ -395,7 +397,7 @@ def _node(reference: ReferenceOutput, step: HostStep, parts: StepParts) -> str:
         return ""
     settings = parts.settings
     settings = replace(settings, engine="portable") if settings.engine == COMPILED else settings
-    source = PassSource(parts.model, settings, parts.parameters, parts.frozen, len(buffers.sample_weight))
-    made = to_proto(from_bytes(pass_program(source).graph))
+    pass_parts = PassParts(parts.graph, settings, parts.parameters, parts.frozen, len(buffers.sample_weight))
+    made = to_proto(from_bytes(pass_program(pass_parts).graph))
     feeds = {**buffers.columns, WEIGHT: buffers.sample_weight, **parts.parameters.views()}
-    return first_difference(to_proto(reference.graph.clone()), made, feeds)
+    return first_difference(to_proto(reference.model.clone()), made, feeds)

@@ -172,10 +172,8 @@ class GraphBlocks:
             X, y, sample_weight = block_parts(self._stream.source, number)
             columns = self._matrix(X)
             if columns is None:
-                columns = graph_inputs(self._estimator, X, state.source.inputs, state.fitted, reset=False)
-                columns = (
-                    columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.source.inputs)
-                )
+                columns = graph_inputs(self._estimator, X, state.graph.inputs, state.fitted, reset=False)
+                columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
             n_rows, decoding = len(next(iter(columns.values()))), state.decoding
             targets, weights = weighted_targets(
                 self._task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
@@ -192,7 +190,7 @@ class GraphBlocks:
 
         The numbers are those of ``graph_inputs``, which takes four times as long as reading a small block.
         """
-        inputs, names = self._state.source.inputs, getattr(self._estimator, "feature_names_in_", None)
+        inputs, names = self._state.graph.inputs, getattr(self._estimator, "feature_names_in_", None)
         if self._state.fitted is not None or names is None or getattr(X, "column_names", None) != names.tolist():
             return None
         if len(inputs) != 1 or inputs[0].dtype.kind != "f" or inputs[0].shape[1:] != (len(names),):
@@ -572,7 +570,7 @@ class Batching:
     def of(cls, estimator: Any) -> Batching:
         """Return the facts on an estimator of one output."""
         state: FittedState = estimator._state
-        rows_meet = partial(where_rows_meet_in_graph, state.model, state.session_options, in_training=False)
+        rows_meet = partial(where_rows_meet_in_graph, state.trained_form, state.session_options, in_training=False)
         return cls(estimator._task(), state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet)
 
 

@@ -167,7 +167,7 @@ def _graph_digest(state: FittedState) -> str:
     ``partial_fit`` widen it.
     """
     trained = {*state.parameters.names, *state.parameters.running_statistics}
-    proto = to_proto(state.model.model)
+    proto = to_proto(state.trained_form.model)
     proto.graph.name = ""  # skl2onnx draws one
     for one in proto.graph.initializer:
         if one.name in trained or one.name in state.frozen:
@@ -325,13 +325,13 @@ _LISTED_IN_ERRORS = 6
 
 def constants_of(state: FittedState) -> dict[str, Any]:
     """Return the constants by name as values of JSON; those that only training reads are left out."""
-    source = without_low_rank(state.source)
-    own = {*source.parameters, *source.statistics}
-    found = {name: _fact(array) for name, array in _arrays(source.model) if name not in own}
+    graph = without_low_rank(state.graph)
+    own = {*graph.parameters, *graph.statistics}
+    found = {name: _fact(array) for name, array in _arrays(graph.model) if name not in own}
     if (scale := state.decoding.target_scale) is not None:
         found |= {"center of y": _fact(scale.center), "scale of y": _fact(scale.scale)}
     decodings = {
-        form.output or "": decoding for form, decoding in zip(state.source.forms, state.decoding.parts, strict=False)
+        form.output or "": decoding for form, decoding in zip(state.graph.forms, state.decoding.parts, strict=False)
     }
     for name, decoding in (decodings or {"y": state.decoding}).items():
         several = decoding.classes if isinstance(decoding.classes, list) else None
@@ -688,7 +688,7 @@ def identity_of(
     steers = [(type(one).__qualname__, one.get_params()) for one in steering]
     for value in (settings, parameters, stored, dict(state.frozen), padded_to, steers):
         hasher.update(digest(value))
-    graph = to_proto(state.model.model)
+    graph = to_proto(state.trained_form.model)
     graph.graph.name = ""  # skl2onnx draws one
     hasher.update(graph.SerializeToString())
     for data in trainer.data:

@@ -1,6 +1,6 @@
 """The folder of training graphs: written as a whole, and checked when it is read.
 
-``training_folder`` makes its content from a source, ``write_folder`` writes it, and ``read_folder`` reads it. A folder
+``training_folder`` makes its content, ``write_folder`` writes it, and ``read_folder`` reads it. A folder
 may come from an untrusted source, so ``read_folder`` checks hashes, names, graphs and the state by the manifest.
 """
 
@@ -20,9 +20,9 @@ from .._ir.files import content_of, read
 from .._ir.limits import LARGEST_MESSAGE, require_survivable
 from .._utils.atomic_files import whole_folder
 from ..exceptions import ModelError
+from .exported import ExportedTraining
 from .graphs import graph_entries, training_graphs
 from .manifest import MANIFEST, STATE_FILE, is_plain_name, manifest_of, read_manifest
-from .source import ExportSource
 from .state_files import CONSTANTS, require_tensors, state_bytes, tensors_of
 
 
@@ -36,16 +36,16 @@ class TrainingFolder:
     state_file: bytes | None = None
 
 
-def training_folder(source: ExportSource, form: str) -> TrainingFolder:
+def training_folder(exported: ExportedTraining, form: str) -> TrainingFolder:
     """Return the content of a folder with the training graphs of ``form``."""
-    step, predict = training_graphs(source)
+    step, predict = training_graphs(exported)
     entries = graph_entries(step, predict, form)
     graphs = {name: entry.proto.SerializeToString() for name, entry in entries.items()}
     state = {one.name: np.asarray(one.value) for one in step.state}
-    tensors = state_bytes(state, source.facts.get(CONSTANTS))
+    tensors = state_bytes(state, exported.facts.get(CONSTANTS))
     files = {f"{name}.onnx": content for name, content in graphs.items()} | {STATE_FILE: tensors}
     facts = {name: {"bytes": len(content), "sha256": _sha256(content)} for name, content in files.items()}
-    return TrainingFolder(manifest_of(source, step, entries, facts), graphs, state, tensors)
+    return TrainingFolder(manifest_of(exported, step, entries, facts), graphs, state, tensors)
 
 
 def write_folder(content: TrainingFolder, path: str | os.PathLike[str]) -> None:

@@ -28,13 +28,13 @@ from .._ir.edits import (
 from .._ir.protobuf import to_proto
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, Names, copy_type
-from .source import (
+from .exported import (
     AVERAGE,
     PARAMETERS,
     STATISTICS,
     STEP,
     TARGETS,
-    ExportSource,
+    ExportedTraining,
     cut_members,
     members_of,
     reserve_names,
@@ -53,25 +53,25 @@ def require_known_form(form: str, target: str) -> None:
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, got {target!r}.")
 
 
-def training_graphs(source: ExportSource) -> tuple[StepGraph, PredictGraph]:
+def training_graphs(exported: ExportedTraining) -> tuple[StepGraph, PredictGraph]:
     """Return the graph of a step and the graph that predicts, with the preprocessing of a table in front of both."""
-    if source.others:
+    if exported.others:
         # each network has its own step and predictions; one graph takes all steps on the same minibatch
-        each = (source, *source.others)
+        each = (exported, *exported.others)
         steps = [step_graph(one) for one in each]
         predictions = [predict_graph(one, own) for one, own in zip(each, steps, strict=True)]
-        columns = () if source.front is None else source.front.graph.inputs
+        columns = () if exported.front is None else exported.front.graph.inputs
         step = _joined_steps(steps, [value.name or "" for value in columns])
-        predict = _joined_predictions(predictions, source.decoding)
+        predict = _joined_predictions(predictions, exported.decoding)
     else:
-        step = step_graph(source)
-        predict = predict_graph(source, step)
-    if source.front is not None:
+        step = step_graph(exported)
+        predict = predict_graph(exported, step)
+    if exported.front is not None:
         # Preprocessing has no trained weights. In the graphs it computes the inputs of the network from each minibatch,
         # so that a loop gives the rows as they are in the table.
-        _put_in_front(source.front, step.model.graph, step.batch)
-        _put_in_front(source.front, predict.model.graph, "N")
-        step = replace(step, data=tuple(value.name or "" for value in source.front.graph.inputs))
+        _put_in_front(exported.front, step.model.graph, step.batch)
+        _put_in_front(exported.front, predict.model.graph, "N")
+        step = replace(step, data=tuple(value.name or "" for value in exported.front.graph.inputs))
     return step, predict
 
 
@@ -239,17 +239,17 @@ class PredictGraph:
     state: dict[str, str]
 
 
-def predict_graph(source: ExportSource, step: StepGraph) -> PredictGraph:
+def predict_graph(exported: ExportedTraining, step: StepGraph) -> PredictGraph:
     """Return the graph that predicts; the vectors of weights are inputs, so that it follows each step of training."""
-    parts, layout = source.parts, source.parts.parameters
+    parts, layout = exported.parts, exported.parts.parameters
     held = {**parts.frozen, **layout.prediction_views()}
-    known = parts.model.weights()
+    known = parts.graph.weights()
     weights = {name: held[name].astype(known[name].dtype) for name in known}
-    model = inference_model(parts.model, weights, source.decoding)
+    model = inference_model(parts.graph, weights, exported.decoding)
     read = [name for name in (*layout.names, *layout.running_statistics) if name in model.graph.initializers]
     initializers_to_inputs(model.graph, read)
-    op = GraphBuilder(model.graph, dtype=ir.DataType.from_numpy(parts.model.dtype), prefix="cut")
-    reserve_names(op, source, [one.name for one in step.state])
+    op = GraphBuilder(model.graph, dtype=ir.DataType.from_numpy(parts.graph.dtype), prefix="cut")
+    reserve_names(op, exported, [one.name for one in step.state])
     trained = {one.role: one for one in step.state}
     vectors = {trained.get(AVERAGE, trained[PARAMETERS]): layout.names}
     if STATISTICS in trained:

@@ -1,8 +1,8 @@
 """The manifest of training graphs: all that a loop in any language has to know about them, as JSON.
 
-``manifest_of`` makes it from the source, the step and the entries of the graphs (``GraphEntry``: the role of each input
-and output). ``read_manifest`` reads one, which may come from an untrusted source, so it is checked against the patterns
-of ``SHAPE`` before it is used. The JSON schema in the documentation describes it to authors of other loops.
+``manifest_of`` makes it from the training, the step and the entries of the graphs (``GraphEntry``: the role of each
+input and output). ``read_manifest`` reads one, which may come from an untrusted source, so it is checked against the
+patterns of ``SHAPE`` before it is used. The JSON schema in the documentation describes it to authors of other loops.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .._utils.untrusted_text import json_object
 from ..exceptions import ModelError
 from ..optimizers import Optimizer
 from ..optimizers.base import OPTIONS
+from .exported import ExportedOutput, ExportedTraining, StateTensor
 from .graphs import GraphEntry
-from .source import ExportSource, OutputSource, StateTensor
 from .step_graph import StepGraph, TargetInput, label_weights
 
 FORMAT, VERSION = "onnxtrain-sklearn training", 1
@@ -31,21 +31,24 @@ MANIFEST, STATE_FILE = "manifest.json", "state.safetensors"
 
 
 def manifest_of(
-    source: ExportSource, step: StepGraph, entries: Mapping[str, GraphEntry], files: Mapping[str, Mapping[str, object]]
+    exported: ExportedTraining,
+    step: StepGraph,
+    entries: Mapping[str, GraphEntry],
+    files: Mapping[str, Mapping[str, object]],
 ) -> dict[str, Any]:
     """Return the manifest, as values of JSON; ``entries`` are the graphs by name, ``files`` hashes by file."""
-    settings = source.parts.settings
+    settings = exported.parts.settings
     # the inputs that a loop gives beside data and state, by role
     order = {} if "epoch" not in entries else {r: n for n, r in entries["epoch"].inputs.items() if r == "order"}
     inputs = {"sample_weight": step.weight, "learning_rate": step.rate, **step.factors, **order}
-    random = {"inputs": list(step.random), "seed": settings.seed, "draws": source.parts.optimizer_state.draws}
-    if source.minibatches > 1:
-        random["minibatches"] = source.minibatches  # the first axis of the random inputs
+    random = {"inputs": list(step.random), "seed": settings.seed, "draws": exported.parts.optimizer_state.draws}
+    if exported.minibatches > 1:
+        random["minibatches"] = exported.minibatches  # the first axis of the random inputs
     return {
         "format": FORMAT,
         "version": VERSION,
-        **source.facts,
-        **_facts_of_targets(source, step),
+        **exported.facts,
+        **_facts_of_targets(exported, step),
         "optimizer": component_fact(settings.optimizer),
         "penalty": {"alpha": settings.alpha, "l1_ratio": settings.l1_ratio},
         "max_grad_norm": settings.max_grad_norm,
@@ -53,7 +56,7 @@ def manifest_of(
         "inputs": inputs,
         "loss_output": step.loss,
         "batch_size": step.batch,
-        "padding": where_rows_meet(source.parts.model, source.parts.settings) is None,
+        "padding": where_rows_meet(exported.parts.graph, exported.parts.settings) is None,
         "random": random,
         "state": {"file": STATE_FILE, "tensors": [_state_fact(one) for one in step.state]},
         "graphs": {name: _graph_fact(name, entry) for name, entry in entries.items()},
@@ -85,21 +88,21 @@ def _class_labels(classes: np.ndarray | list[np.ndarray] | None) -> Any:
     return None if classes is None else json_value([json_value(c) for c in classes])
 
 
-def _facts_of_targets(source: ExportSource, step: StepGraph) -> dict[str, Any]:
+def _facts_of_targets(exported: ExportedTraining, step: StepGraph) -> dict[str, Any]:
     """Return task, classes, target and loss, or those of each of several outputs."""
-    if source.outputs:
-        facts = [_output_fact(one, name) for one, name in zip(source.outputs, step.targets, strict=True)]
+    if exported.outputs:
+        facts = [_output_fact(one, name) for one, name in zip(exported.outputs, step.targets, strict=True)]
         return {"task": "several outputs", "classes": None, "target": None, "targets": facts, "loss": None}
-    decoding, positions, weights = source.decoding, source.decoding.positions is not None, label_weights(source)
+    decoding, positions, weights = exported.decoding, exported.decoding.positions is not None, label_weights(exported)
     return {
         "task": decoding.task,
         "classes": _class_labels(decoding.classes),
-        "target": _target_fact(decoding, step.targets[0], weights) | _ignored_fact(source.ignore_label, positions),
-        "loss": component_fact(source.parts.settings.loss),
+        "target": _target_fact(decoding, step.targets[0], weights) | _ignored_fact(exported.ignore_label, positions),
+        "loss": component_fact(exported.parts.settings.loss),
     }
 
 
-def _output_fact(one: OutputSource, target: TargetInput) -> dict[str, Any]:
+def _output_fact(one: ExportedOutput, target: TargetInput) -> dict[str, Any]:
     """Return the manifest's entry for one of several outputs."""
     decoding, name = one.decoding, one.loss.name
     further = f"{name}_probabilities" if decoding.has_probabilities else f"{name}_scores"

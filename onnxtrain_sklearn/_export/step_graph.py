@@ -31,7 +31,7 @@ from .._training.parameters import (
     state_name,
     state_slots,
 )
-from .._training.programs import PassSource, pass_program
+from .._training.programs import PassParts, pass_program
 from .._training.randomness import FACTOR
 from .._training.step_parts import StepSettings, TrainedPositions
 from ..exceptions import ModelError, UnsupportedOperatorError
@@ -39,13 +39,13 @@ from ..graph import GraphBuilder
 from ..optimizers import Optimizer, update_graph
 from ..optimizers.in_place import emit_clipped, update_rule
 from ..optimizers.scalars import emit_scalars
-from .source import (
+from .exported import (
     AVERAGE,
     PARAMETERS,
     STATISTICS,
     STEP,
-    ExportSource,
-    OutputSource,
+    ExportedOutput,
+    ExportedTraining,
     StateTensor,
     cut_members,
     joined_vector,
@@ -104,20 +104,20 @@ DECAY_FACTOR, DROPOUT_FACTOR = "weight_decay_factor", "dropout_factor"
 """Roles of the inputs that the weight decay and the ratios of dropout are multiplied by."""
 
 
-def step_graph(source: ExportSource) -> StepGraph:
+def step_graph(exported: ExportedTraining) -> StepGraph:
     """Return the graph of a training step."""
-    parts, layout, settings = source.parts, source.parts.parameters, source.parts.settings
+    parts, layout, settings = exported.parts, exported.parts.parameters, exported.parts.settings
     # The pass: loss and gradients are its outputs, to which the rest of the step is appended.
-    found = _step_pass(source)
-    graph, kind, scalar = found.model.graph, ir_type(layout.vector.dtype), source.scalar_type
+    found = _step_pass(exported)
+    graph, kind, scalar = found.model.graph, ir_type(layout.vector.dtype), exported.scalar_type
     op = GraphBuilder(graph, dtype=kind, prefix="step")
     outputs = {value.name or "": value for value in graph.outputs}
     occurs = {name: outputs[output] for name, output in found.occurs.items()}
     graph.outputs.clear()
 
     # The state becomes inputs. Parts of the vectors replace the inputs of the pass for parameters and statistics.
-    tensors = list(state_tensors(source))
-    reserve_names(op, source, [one.name for one in tensors])
+    tensors = list(state_tensors(exported))
+    reserve_names(op, exported, [one.name for one in tensors])
     old, state = dict[str, ir.Value](), list[StateTensor]()
     for one in tensors:
         value = _add_input(op, one.name, ir_type(one.value.dtype), () if one.role == STEP else one.value.shape)
@@ -157,7 +157,7 @@ def step_graph(source: ExportSource) -> StepGraph:
     vectors = {one.name: old[one.name] for one in state if one.role in (PARAMETERS, "optimizer")}
     new |= emit_update(op, settings, layout, vectors, gradients, scalars, occurs)
     if STATISTICS in old:
-        next_names = parts.model.running_statistics
+        next_names = parts.graph.running_statistics
         new[STATISTICS] = joined_vector(op, [outputs[next_names[name]] for name in layout.running_statistics])
     if AVERAGE in old:
         assert settings.ema_decay is not None
@@ -170,7 +170,7 @@ def step_graph(source: ExportSource) -> StepGraph:
         new[AVERAGE] = op.Add(old[AVERAGE], op.Mul(op.Sub(new[PARAMETERS], old[AVERAGE]), weight))
 
     # The inputs that a loop gives: targets and weights in the user's units, and random numbers.
-    targets, weight_name = _emit_row_inputs(op, source)
+    targets, weight_name = _emit_row_inputs(op, exported)
     loss = op.Identity(loss)
     append_output(graph, loss, op.taken.free("loss"), outputs[LOSS])
     # an output of a graph is the result of a node and has one name: Identity copies inputs and values named twice
@@ -188,7 +188,7 @@ def step_graph(source: ExportSource) -> StepGraph:
         )
     return StepGraph(
         model=found.model,
-        data=tuple(spec.name for spec in parts.model.inputs),
+        data=tuple(spec.name for spec in parts.graph.inputs),
         targets=targets,
         weight=weight_name,
         rate=rate.name or "",
@@ -250,27 +250,29 @@ class _StepPass:
     occurs: Mapping[str, str]
 
 
-def _step_pass(source: ExportSource) -> _StepPass:
+def _step_pass(exported: ExportedTraining) -> _StepPass:
     """Return the pass over the minibatches of a step."""
-    parts = source.parts
+    parts = exported.parts
     # The portable engine emits ONNX's own operators, which any runtime has.
-    settings, rows = replace(parts.settings, engine="portable"), parts.batch // source.minibatches
+    settings, rows = replace(parts.settings, engine="portable"), parts.batch // exported.minibatches
     lazy = settings.lazy_rows
-    program = pass_program(PassSource(parts.model, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
+    program = pass_program(PassParts(parts.graph, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
     inputs = [value.name or "" for value in program.random]
     random, model = tuple(name for name in inputs if name != FACTOR), from_bytes(program.graph)
     occurs, kind = dict[str, str](), ir_type(parts.parameters.vector.dtype)
     if lazy:
         # The first products are sought in the forward graph: in the pass, gradients of matrices read the inputs too.
-        graph = training_graph(parts.model, settings, parts.frozen, rows)
+        graph = training_graph(parts.graph, settings, parts.frozen, rows)
         products = take_first_products(graph, parts.sparse)
         occurs |= _return_occurring_columns(model, products, parts.parameters.names, kind)
     occurs |= _return_rows_added_up(model, program.lookups, kind)
-    if source.minibatches > 1:
-        by_row = (*(spec.name for spec in parts.model.inputs), TARGET, WEIGHT)
-        next_names = parts.model.running_statistics
+    if exported.minibatches > 1:
+        by_row = (*(spec.name for spec in parts.graph.inputs), TARGET, WEIGHT)
+        next_names = parts.graph.running_statistics
         statistics = {name: next_names[name] for name in parts.parameters.running_statistics}
-        model = _pass_of_group(model, source.minibatches, by_row, random, statistics, flags=frozenset(occurs.values()))
+        model = _pass_of_group(
+            model, exported.minibatches, by_row, random, statistics, flags=frozenset(occurs.values())
+        )
     return _StepPass(model, random, FACTOR in inputs, occurs)
 
 
@@ -430,9 +432,9 @@ def _return_occurring_columns(
 # The state, the penalty and the update.
 
 
-def state_tensors(source: ExportSource) -> Iterator[StateTensor]:
+def state_tensors(exported: ExportedTraining) -> Iterator[StateTensor]:
     """Yield the tensors that a step changes: vectors, and the number of steps taken."""
-    parts, layout, settings = source.parts, source.parts.parameters, source.parts.settings
+    parts, layout, settings = exported.parts, exported.parts.parameters, exported.parts.settings
     optimizer = settings.optimizer
     if not isinstance(optimizer, Optimizer):
         raise ModelError(
@@ -558,16 +560,16 @@ def _emit_segment(
 # The inputs for targets and weights.
 
 
-def _emit_row_inputs(op: GraphBuilder, source: ExportSource) -> tuple[tuple[TargetInput, ...], str]:
+def _emit_row_inputs(op: GraphBuilder, exported: ExportedTraining) -> tuple[tuple[TargetInput, ...], str]:
     """Add the inputs for targets and for the weights of rows; return those of the targets, and the other's name.
 
     A loop in any language gives targets in their own units and plain weights, as the user gives them to ``fit``: the
     step scales the targets and multiplies the weights by those of the classes.
     """
-    target, weight, kind = _graph_input(op, TARGET), _graph_input(op, WEIGHT), source.scalar_type
-    if source.outputs:
-        targets = _targets_of_outputs(op, source.outputs, source.parts.batch)
-    elif (scale := source.decoding.target_scale) is None:
+    target, weight, kind = _graph_input(op, TARGET), _graph_input(op, WEIGHT), exported.scalar_type
+    if exported.outputs:
+        targets = _targets_of_outputs(op, exported.outputs, exported.parts.batch)
+    elif (scale := exported.decoding.target_scale) is None:
         targets = (TargetInput(_renamed_input(op, TARGET, "y").name or ""),)
     else:
         given = _add_input(op, "y", kind, _fixed_shape(target))
@@ -575,10 +577,10 @@ def _emit_row_inputs(op: GraphBuilder, source: ExportSource) -> tuple[tuple[Targ
         scaled = op.Cast(exact.Div(exact.Sub(given, scale.center), scale.scale), to=op.dtype)
         replace_inputs(op.graph, {TARGET: scaled})
         targets = (TargetInput(given.name or ""),)
-    if label_weights(source) is None:
+    if label_weights(exported) is None:
         return targets, _renamed_input(op, WEIGHT, "sample_weight").name or ""
     given = _add_input(op, "sample_weight", op.dtype, _fixed_shape(weight))
-    replace_inputs(op.graph, {WEIGHT: _emit_row_weights(op, source, given, _graph_input(op, targets[0].name))})
+    replace_inputs(op.graph, {WEIGHT: _emit_row_weights(op, exported, given, _graph_input(op, targets[0].name))})
     return targets, given.name or ""
 
 
@@ -586,7 +588,7 @@ def _fixed_shape(value: ir.Value) -> list[int]:
     return [int(str(size)) for size in value.shape or ()]
 
 
-def _targets_of_outputs(op: GraphBuilder, outputs: Sequence[OutputSource], batch: int) -> tuple[TargetInput, ...]:
+def _targets_of_outputs(op: GraphBuilder, outputs: Sequence[ExportedOutput], batch: int) -> tuple[TargetInput, ...]:
     """Add inputs for the target of each output and for its factors of the rows' weights; join them to one matrix.
 
     The step trains on this matrix, in which class indices are numbers. Each input has the type and shape that the
@@ -607,20 +609,20 @@ def _targets_of_outputs(op: GraphBuilder, outputs: Sequence[OutputSource], batch
     return tuple(TargetInput(y.name or "", f.name) for y, f in zip(values, factors, strict=True))
 
 
-def label_weights(source: ExportSource) -> tuple[float, ...] | None:
+def label_weights(exported: ExportedTraining) -> tuple[float, ...] | None:
     """Return the weight of each class; None where a label does not change the weight of its row."""
-    positions = source.parts.settings.positions
-    return source.class_weights if positions is None else positions.label_weights
+    positions = exported.parts.settings.positions
+    return exported.class_weights if positions is None else positions.label_weights
 
 
-def _emit_row_weights(op: GraphBuilder, source: ExportSource, weight: ir.Value, y: ir.Value) -> ir.Value:
+def _emit_row_weights(op: GraphBuilder, exported: ExportedTraining, weight: ir.Value, y: ir.Value) -> ir.Value:
     """Emit the weights of the rows of a minibatch from the given ones (N,) and the target."""
-    known, kind = label_weights(source), op.dtype.numpy()
+    known, kind = label_weights(exported), op.dtype.numpy()
     assert known is not None
-    if source.parts.settings.positions is not None:
+    if exported.parts.settings.positions is not None:
         own = op.Gather(np.array([*known, 0.0], kind), y)  # an ignored label has the index -1: the last, of weight 0
         return op.Mul(weight, op.ReduceMean(own, axes=[1], keepdims=False))
-    if source.decoding.task == "multiclass":
+    if exported.decoding.task == "multiclass":
         return op.Mul(weight, op.Gather(np.array(known, kind), y))
     second = op.Reshape(op.Greater(y, 0.5), [-1])
     return op.Mul(weight, op.Where(second, np.array(known[1], kind), np.array(known[0], kind)))

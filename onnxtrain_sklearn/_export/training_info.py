@@ -27,27 +27,27 @@ from .._ir.protobuf import to_proto
 from .._utils.errors import refusing
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, new_graph
+from .exported import AVERAGE, PARAMETERS, STATISTICS, ExportedTraining, StateTensor, cut_members, joined_vector
 from .folder import require_own_graph, require_state
 from .graphs import compact_proto
 from .manifest import manifest_of, read_manifest
-from .source import AVERAGE, PARAMETERS, STATISTICS, ExportSource, StateTensor, cut_members, joined_vector
 from .step_graph import StepGraph, step_graph
 
 KEY = "onnxtrain_sklearn.training"
 """Key of the manifest in the metadata of the model."""
 
 
-def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.ModelProto:
+def training_model(exported: ExportedTraining, inference: onnx.ModelProto) -> onnx.ModelProto:
     """Return ``inference`` with the training step in ``training_info``."""
-    if source.front is not None:
+    if exported.front is not None:
         raise ModelError(
             "This model encodes columns of a table before it is trained, but the step in training_info reads the "
             "inputs of the inference graph. Take export_training, whose graphs encode the columns."
         )
     graph = inference.graph
-    kind = ir.DataType.from_numpy(source.parts.parameters.vector.dtype)
+    kind = ir.DataType.from_numpy(exported.parts.parameters.vector.dtype)
     held = {tensor.name for tensor in graph.initializer if tensor.data_type == kind}
-    step = _with_named_weights(source, step_graph(source), held)
+    step = _with_named_weights(exported, step_graph(exported), held)
 
     # Both graphs become one, so no value of the algorithm may have a name of the inference graph by accident.
     taken = {
@@ -62,7 +62,7 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
             f"The inference graph and the training step both have a value {clash[0]!r}. Rename it in the inference "
             f"graph, or take export_training."
         )
-    manifest = manifest_of(source, step, {}, {})
+    manifest = manifest_of(exported, step, {}, {})
     algorithm = compact_proto(step.model, "training", taken)
     versions = {one.domain: one.version for one in inference.opset_import}
     for one in algorithm.opset_import:
@@ -103,9 +103,9 @@ def training_model(source: ExportSource, inference: onnx.ModelProto) -> onnx.Mod
     return result
 
 
-def _with_named_weights(source: ExportSource, step: StepGraph, held: set[str]) -> StepGraph:
+def _with_named_weights(exported: ExportedTraining, step: StepGraph, held: set[str]) -> StepGraph:
     """Return the step with an array for each weight of the inference graph in place of their vectors."""
-    layout, graph = source.parts.parameters, step.model.graph
+    layout, graph = exported.parts.parameters, step.model.graph
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(layout.vector.dtype), prefix="named")
     predicts = AVERAGE if any(one.role == AVERAGE for one in step.state) else PARAMETERS
     names = {predicts: layout.names, STATISTICS: layout.running_statistics}

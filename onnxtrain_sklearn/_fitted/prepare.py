@@ -144,7 +144,7 @@ def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Seq
     return rewrite(model), conversions, structure
 
 
-def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) -> bool:
+def _is_setting(origin: Origin, graph: TrainableModel, estimator: Estimator) -> bool:
     """Return True if a parameter is no fitted number: it repeats a setting, or has no number of its own to learn."""
     owner = follow(estimator, origin.owner)
     if origin.role == "default" and len(getattr(owner, "categories_", ())) > 1:
@@ -155,12 +155,12 @@ def _is_setting(origin: Origin, source: TrainableModel, estimator: Estimator) ->
     if origin.role in ("base_values", "imputed"):
         return True
     # A scaler without a mean or a deviation holds neutral numbers instead.
-    numbers = source.model.graph.initializers[origin.name].const_value
+    numbers = graph.model.graph.initializers[origin.name].const_value
     neutral = {"offset": 0.0, "scale": 1.0}.get(origin.role)
     return neutral is not None and numbers is not None and bool((numbers.numpy() == neutral).all())
 
 
-def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
+def _loss_of(record: ModelRecord, graph: TrainableModel) -> str | Loss:
     """Return the loss that the last step was fitted with, or the nearest one of this package."""
     last = record.last
     if record.gives_labels:
@@ -168,7 +168,7 @@ def _loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
         return "log_loss" if hasattr(machine, "predict_proba") else "hinge"
     if library_of(last) is not None:
         return loss_of_booster(last)
-    if source.link == "exp":
+    if graph.link == "exp":
         if isinstance(getattr(last, "loss", None), str):  # trees and networks
             return str(last.loss)
         power = getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(record.last_name, 0))

@@ -22,23 +22,23 @@ from .graph import class_constant
 MemberWeights = Mapping[str, np.ndarray]
 
 
-def ensemble_of(model: TrainableModel, each: Sequence[MemberWeights]) -> tuple[TrainableModel, dict[str, np.ndarray]]:
+def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[TrainableModel, dict[str, np.ndarray]]:
     """Return a model with one member per set of weights, and the weights of all members under its names."""
-    whole = model.model.clone()
-    op = GraphBuilder(whole.graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="ensemble", constant_nodes=True)
+    whole = graph.model.clone()
+    op = GraphBuilder(whole.graph, dtype=ir.DataType.from_numpy(graph.dtype), prefix="ensemble", constant_nodes=True)
     scores = []
     for number in range(len(each)):
-        graph = whole.graph if number == 0 else model.model.clone().graph
-        own = next(value for value in graph.outputs if value.name == model.scores)
-        graph.outputs[:] = [own]
+        ir_graph = whole.graph if number == 0 else graph.model.clone().graph
+        own = next(value for value in ir_graph.outputs if value.name == graph.scores)
+        ir_graph.outputs[:] = [own]
         # The weights of each member get names of their own; constants move to the joint graph beside them.
-        held = list(graph.initializers.values())
-        graph.initializers.clear()
+        held = list(ir_graph.initializers.values())
+        ir_graph.initializers.clear()
         for value in held:
             weight = value.name or ""
             value.name = _member_name(weight, number) if weight in each[number] else op.taken.free(weight)
             op.graph.register_initializer(value)
-        scores.append(own if number == 0 else append_nodes(op, graph, whole.graph.inputs)[0])
+        scores.append(own if number == 0 else append_nodes(op, ir_graph, whole.graph.inputs)[0])
     whole.graph.outputs.clear()
     rows = [as_rows(op, value) for value in scores]  # of one score, (N,) or (N, 1)
     joined = op.Concat(*(op.Unsqueeze(value, axes=[1]) for value in rows), axis=1)
@@ -46,7 +46,7 @@ def ensemble_of(model: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
     name = joined.name or ""
     named = {_member_name(weight, i): array for i, one in enumerate(each) for weight, array in one.items()}
     made = replace(
-        model, model=whole, output=name, scores=name, link=None, log_output=False, paired=False, link_unproven=False,
+        graph, model=whole, output=name, scores=name, link=None, log_output=False, paired=False, link_unproven=False,
         members=len(each),
     )  # fmt: skip
     return made, named

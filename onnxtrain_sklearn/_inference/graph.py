@@ -102,7 +102,7 @@ class Decoding:
 
 @refusing("The graph that predicts cannot be made")
 def inference_model(
-    model: TrainableModel,
+    graph: TrainableModel,
     weights: Mapping[str, np.ndarray],
     decoding: Decoding,
     *,
@@ -118,29 +118,29 @@ def inference_model(
     1 - 6e-8. ``named_numbers`` stores the numbers that :func:`target_numbers` returns in initializers of these names,
     so that the graph can be filled with those of another fit.
     """
-    result = inference_form(model.model)
-    graph = result.graph
-    swap_initializers(graph, weights)
-    outputs = {v.name or "": v for v in graph.outputs}
-    graph.outputs.clear()
+    result = inference_form(graph.model)
+    ir_graph = result.graph
+    swap_initializers(ir_graph, weights)
+    outputs = {v.name or "": v for v in ir_graph.outputs}
+    ir_graph.outputs.clear()
     # Constant nodes: then the initializers of the exported graph are weights alone, for further training.
-    op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(model.dtype), prefix="predict", constant_nodes=True)
+    op = GraphBuilder(ir_graph, dtype=ir.DataType.from_numpy(graph.dtype), prefix="predict", constant_nodes=True)
     if decoding.parts:
-        for view, part in zip(model.views, decoding.parts, strict=True):
+        for view, part in zip(graph.views, decoding.parts, strict=True):
             names = OutputNames(view.output, f"{view.output}_")
-            found = target_numbers(part, model.dtype)
+            found = target_numbers(part, graph.dtype)
             _append_outputs(op, view, outputs, part, form, names, found, with_scores=with_scores, in_double=in_double)
     else:
-        found = target_numbers(decoding, model.dtype)
+        found = target_numbers(decoding, graph.dtype)
         numbers: Mapping[str, ir.Value] | Mapping[str, np.ndarray] = found
         if named_numbers:
             numbers = {name: op.parameter(name, array) for name, array in found.items()}
         own = OutputNames()
-        _append_outputs(op, model, outputs, decoding, form, own, numbers, with_scores=with_scores, in_double=in_double)
+        _append_outputs(op, graph, outputs, decoding, form, own, numbers, with_scores=with_scores, in_double=in_double)
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
-    for node in (v.producer() for v in graph.outputs):  # shape inference takes away the types of sequences
+    for node in (v.producer() for v in ir_graph.outputs):  # shape inference takes away the types of sequences
         if node is not None and node.op_type == "SequenceConstruct" and node.inputs[0] is not None:
             node.outputs[0].type = ir.SequenceType(ir.TensorType(node.inputs[0].dtype or ir.DataType.FLOAT))
     if form.zipmap is True:
@@ -155,17 +155,17 @@ def inference_model(
                 )
             labels = labels.astype(np.int64)
         keys = {"classlabels_int64s" if labels.dtype.kind == "i" else "classlabels_strings": labels.tolist()}
-        values = graph.outputs.pop()
+        values = ir_graph.outputs.pop()
         values = values if values.dtype == ir.DataType.FLOAT else op.Cast(values, to=ir.DataType.FLOAT)
         _add_output(op, "output_probability", op.emit("ZipMap", values, domain="ai.onnx.ml", **keys)[0], None)
     return result
 
 
 def exported_model(
-    model: TrainableModel, weights: Mapping[str, np.ndarray], decoding: Decoding, form: OutputOptions
+    graph: TrainableModel, weights: Mapping[str, np.ndarray], decoding: Decoding, form: OutputOptions
 ) -> ir.Model:
     """Return the graph that predicts, with weights in the types in which the given file holds them."""
-    return narrowed(requantized(inference_model(model, weights, decoding, form=form)), model.kept)
+    return narrowed(requantized(inference_model(graph, weights, decoding, form=form)), graph.kept)
 
 
 TARGET_SCALE, TARGET_CENTER = "onnxtrain/target_scale", "onnxtrain/target_center"
@@ -200,7 +200,7 @@ class OutputNames(NamedTuple):
 
 def _append_outputs(
     op: GraphBuilder,
-    model: TrainableModel,
+    graph: TrainableModel,
     outputs: Mapping[str, ir.Value],
     decoding: Decoding,
     form: OutputOptions,
@@ -211,13 +211,13 @@ def _append_outputs(
     in_double: bool,
 ) -> None:
     """Append labels, probabilities or predictions to the scores of one output; ``outputs`` are those of the graph."""
-    given, scores = outputs[model.output], outputs[model.scores]
-    own = given if model.link == decoding.link and not (model.log_output or model.link_unproven) else None
-    scores = scores if model.members is None else mean_of_members(op, scores, decoding.link, decoding.groups)
-    final = given if model.members is None else scores
-    decision = final if model.link == "votes" else scores
+    given, scores = outputs[graph.output], outputs[graph.scores]
+    own = given if graph.link == decoding.link and not (graph.log_output or graph.link_unproven) else None
+    scores = scores if graph.members is None else mean_of_members(op, scores, decoding.link, decoding.groups)
+    final = given if graph.members is None else scores
+    decision = final if graph.link == "votes" else scores
     if decoding.task == "regression":
-        prediction = final if model.link is None and decoding.link == "identity" else own
+        prediction = final if graph.link is None and decoding.link == "identity" else own
         prediction = apply_link(op, decoding.link, scores) if prediction is None else prediction
         clips = decoding.target_range is not None and decoding.target_range.limits is not None
         shape, computes = op.shape(prediction), clips or decoding.target_scale is not None
@@ -242,8 +242,8 @@ def _append_outputs(
         activates = last is not None and last.op_type in ("Sigmoid", "Softmax") and last.inputs[0] is scores
         exact = with_scores and in_double and decoding.has_probabilities and (own is None or activates)
         columns, own, in_places = _as_rows_of_labels(op, decision, own, decoding, form)
-        if model.choice is not None:
-            label = _label_names(op, outputs[model.choice], decoding)
+        if graph.choice is not None:
+            label = _label_names(op, outputs[graph.choice], decoding)
         elif decoding.task == "multilabel":
             label = op.Cast(op.Greater(columns, 0.0), to=ir.DataType.INT64)
         else:

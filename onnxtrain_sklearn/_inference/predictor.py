@@ -238,7 +238,7 @@ _templates: Cache[_Template] = Cache(128, 2**25, lambda template: template.proto
 
 
 def filled_graph(
-    model: TrainableModel,
+    graph: TrainableModel,
     weights: Mapping[str, np.ndarray],
     decoding: Decoding,
     *,
@@ -248,33 +248,33 @@ def filled_graph(
     """Return the inference graph with ``weights``; those that ``live`` names are inputs and need no values."""
 
     def made(weights: Mapping[str, np.ndarray], *, named_numbers: bool = False) -> ir.Model:
-        graph = inference_model(model, weights, decoding, with_scores=with_scores, named_numbers=named_numbers)
-        initializers_to_inputs(graph.graph, list(live))
-        return graph
+        inference = inference_model(graph, weights, decoding, with_scores=with_scores, named_numbers=named_numbers)
+        initializers_to_inputs(inference.graph, list(live))
+        return inference
 
-    if holds_fakes(form_of(model.model)) and not live:
+    if holds_fakes(form_of(graph.model)) and not live:
         return prediction_graph(requantized(made(weights)))  # predict computes with integers, as the exported file does
     if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
         return prediction_graph(made(weights))
-    numbers = target_numbers(decoding, model.dtype)
+    numbers = target_numbers(decoding, graph.dtype)
 
     def template() -> _Template:
         zeros = {name: np.zeros(array.shape, array.dtype) for name, array in weights.items()}
-        graph = made(zeros, named_numbers=True)
-        proto = to_proto(graph)
+        inference = made(zeros, named_numbers=True)
+        proto = to_proto(inference)
         for tensor in proto.graph.initializer:
             if tensor.name in zeros or tensor.name in numbers:
                 tensor.ClearField("raw_data")
         # Estimators can share a session whose graph holds no numbers of one fit: its weights are inputs.
-        is_shared = not numbers and {*live} >= zeros.keys() and is_stateless(graph.graph)
-        return _Template(proto, replace(prediction_graph(graph), content=b"", is_shared=is_shared))
+        is_shared = not numbers and {*live} >= zeros.keys() and is_stateless(inference.graph)
+        return _Template(proto, replace(prediction_graph(inference), content=b"", is_shared=is_shared))
 
     # Beside its graph, inference_model reads these attributes of a model, and of the decoding all but the numbers that
     # are filled in; which numbers there are decides the nodes.
-    activation = tuple(model.activation.values())
-    form = model.output, *activation, model.choice, model.members, model.dtype.str, model.inputs, model.joined
+    activation = tuple(graph.activation.values())
+    form = graph.output, *activation, graph.choice, graph.members, graph.dtype.str, graph.inputs, graph.joined
     decoding_form = content(with_attributes(decoding, target_scale=None, target_range=None)), tuple(numbers)
-    found = _templates.get((structure(model.model, weights), form, decoding_form, with_scores, tuple(live)), template)
+    found = _templates.get((structure(graph.model, weights), form, decoding_form, with_scores, tuple(live)), template)
     proto = type(found.proto)()
     proto.CopyFrom(found.proto)
     fill_initializers(proto, {**weights, **numbers})

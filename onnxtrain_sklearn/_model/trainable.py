@@ -243,26 +243,26 @@ class TrainableModel:
         self.__dict__.update(state, model=model)
 
 
-def with_outputs_of(source: TrainableModel, views: Sequence[TrainableModel]) -> TrainableModel:
-    """Return ``source`` with the output forms that ``views`` describe."""
+def with_outputs_of(graph: TrainableModel, views: Sequence[TrainableModel]) -> TrainableModel:
+    """Return ``graph`` with the output forms that ``views`` describe."""
     names = [field.name for field in fields(OutputForm)]
     forms = [OutputForm(*(getattr(view, name) for name in names)) for view in views]
-    return replace(source, forms=tuple(forms), **vars(forms[0]))
+    return replace(graph, forms=tuple(forms), **vars(forms[0]))
 
 
 def with_scores_from_output(
-    source: TrainableModel, link: str, *, log: bool = False, link_unproven: bool = False
+    graph: TrainableModel, link: str, *, log: bool = False, link_unproven: bool = False
 ) -> TrainableModel:
     """Return the model with scores computed from the output, by the inverse of ``link``.
 
     With ``log``, the output is the logarithm of ``link(scores)``. ``link_unproven`` is an attribute of the result.
     """
-    model = source.model.clone()
-    graph, output = model.graph, next(v for v in model.graph.outputs if v.name == source.output)
-    op = GraphBuilder(graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
+    model = graph.model.clone()
+    ir_graph, output = model.graph, next(v for v in model.graph.outputs if v.name == graph.output)
+    op = GraphBuilder(ir_graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
     scores = scores_of(op, output, link, log=log)
-    graph.outputs.append(scores)
-    found = replace(source.ignoring_activation(), model=infer_shapes(model), scores=scores.name or "", link=link)
+    ir_graph.outputs.append(scores)
+    found = replace(graph.ignoring_activation(), model=infer_shapes(model), scores=scores.name or "", link=link)
     return replace(found, log_output=log, link_unproven=link_unproven)
 
 

@@ -380,11 +380,11 @@ class OrtGradientMultiOutput(GraphEstimator):
         """Return the name, the decoding and one output of the inference graph of each part."""
         check_is_fitted(self)
         found, state = self._predict(X, output, with_scores=with_scores), self._state
-        return list(zip((form.output for form in state.source.forms), state.decoding.parts, found, strict=True))
+        return list(zip((form.output for form in state.graph.forms), state.decoding.parts, found, strict=True))
 
     def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
         state = self._state
-        columns = graph_inputs(self, X, state.source.inputs, None, reset=False)
+        columns = graph_inputs(self, X, state.graph.inputs, None, reset=False)
         numbers = numbers_of_outputs(state.decoding, output, with_scores=with_scores)
         return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
 

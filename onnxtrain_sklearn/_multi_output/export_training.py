@@ -11,12 +11,12 @@ from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._utils.typing import MatrixLike
 from ..losses import Loss, resolve_loss
-from ..models import ModelSource
+from ..models import ModelLike
 from .estimator import OrtGradientMultiOutput
 
 
 def export_training(
-    model: ModelSource | GraphEstimator,
+    model: ModelLike | GraphEstimator,
     folder: str | os.PathLike[str],
     X: MatrixLike | None = None,
     y: MatrixLike | None = None,
@@ -74,7 +74,7 @@ def export_training(
     )
 
 
-def _estimator_for(model: ModelSource, loss: str | Loss | Mapping[str, str | Loss], parameters: Any) -> GraphEstimator:
+def _estimator_for(model: ModelLike, loss: str | Loss | Mapping[str, str | Loss], parameters: Any) -> GraphEstimator:
     if isinstance(loss, Mapping):
         return OrtGradientMultiOutput(model, loss=loss, **parameters)
     tasks = resolve_loss(loss).tasks

@@ -34,6 +34,7 @@ from .._estimators.examples import graph_inputs
 from .._estimators.files import exported_class_weights, settings_of_step
 from .._estimators.fit import Preparation
 from .._estimators.fitted_state import FittedState
+from .._estimators.graph_plan import GraphPlan, trainable_graph_of
 from .._estimators.outputs import (
     DecodingChoice,
     OutputChoice,
@@ -57,8 +58,7 @@ from .._estimators.scoring import (
     score_by,
     scored_rows,
 )
-from .._estimators.source import GraphSource, source_of
-from .._export.source import OutputSource
+from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import Decoding, inference_model
 from .._inference.predictor import Predictor
@@ -114,7 +114,7 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 def several_outputs(tasks: Tasks) -> Preparation:
     """Return the steps of a preparation for outputs that learn these tasks."""
     return Preparation(
-        source=lambda estimator, old, X: GraphSource(_known_outputs(estimator, old, tasks)),
+        graph_plan=lambda estimator, old, X: GraphPlan(_known_outputs(estimator, old, tasks)),
         examples=lambda estimator, call, graph, fitted, old: several_examples(estimator, tasks, call, graph, old),
         decoding=partial(choose_decodings, tasks),
         complete_state=partial(complete_state_of_outputs, tasks),
@@ -129,7 +129,7 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks)
     if old is not None:
         assert old.began is not None
         old.began.require_same(estimator)
-        earlier = tuple(form.output for form in old.source.forms)
+        earlier = tuple(form.output for form in old.graph.forms)
         if earlier != names:
             raise ModelError(
                 f"loss was changed from the outputs {list(earlier)} to {list(names)}, but warm_start and partial_fit "
@@ -144,7 +144,7 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks)
             f"model must be an ONNX graph with the outputs {list(names)}: a ModelProto, bytes, a path or an "
             f"ONNXProgram. Builders and fitted models have one output; got {what}."
         )
-    return source_of(model, None, training_mode=given.training_mode, several=names)[0]
+    return trainable_graph_of(model, None, training_mode=given.training_mode, several=names)[0]
 
 
 # Chooses the decodings of several outputs, one after the other as that of a single one, and the settings of the step.
@@ -176,7 +176,7 @@ def choose_decodings(tasks: Tasks, context: FitContext, graph: TrainableModel, e
     settings = config.with_decoding(TotalLoss(tuple(losses), targets.has_factors), decoding, seed)
     return DecodingChoice(
         with_outputs_of(whole, [part.original for part in parts]),
-        with_outputs_of(whole, [part.source for part in parts]),
+        with_outputs_of(whole, [part.graph for part in parts]),
         decoding,
         settings,
         tuple(part.reference for part in parts),
@@ -195,7 +195,7 @@ def complete_state_of_outputs(
     # Each output was run on rows of its own choice; the training graph is compared on those that all have in common.
     rows = min((one.rows for one in references if one is not None), key=len, default=np.empty(0, np.int64))
     for view, deployed, decoding, reference in zip(
-        state.source.views, state.deployed.views, state.decoding.parts, references, strict=True
+        state.graph.views, state.deployed.views, state.decoding.parts, references, strict=True
     ):
         if reference is not None:
             graph = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
@@ -205,7 +205,7 @@ def complete_state_of_outputs(
             scores.append(found if same else predictor.run(columns, rows, output=-1))
     for decoding, (name, y) in zip(state.decoding.parts, by_output(context.call.y, tasks, "y").items(), strict=True):
         if decoding.task == "regression":
-            warn_of_rounding(y, state.model.dtype, f"y[{name!r}]")
+            warn_of_rounding(y, state.trained_form.dtype, f"y[{name!r}]")
     return scores
 
 
@@ -467,7 +467,7 @@ def several_validation_examples(
     estimator: Parameters, tasks: Tasks, state: FittedState, X: MatrixLike, y: MatrixLike, sample_weight: Any
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
-    columns = graph_inputs(estimator, X, state.source.inputs, None, reset=False)
+    columns = graph_inputs(estimator, X, state.graph.inputs, None, reset=False)
     n_rows, found = len(next(iter(columns.values()))), []
     y, weights = by_output(y, tasks, "y"), weights_by_output(sample_weight, tasks)
     for decoding, (name, task) in zip(state.decoding.parts, tasks.items(), strict=True):
@@ -487,7 +487,7 @@ def balanced_outputs(tasks: Tasks, call: Call, examples: Examples) -> tuple[tupl
 # What training graphs need to know of several outputs: the loss of each, and the weights of its labels.
 
 
-def exported_outputs(tasks: Tasks, estimator: Any, state: FittedState) -> tuple[OutputSource, ...]:
+def exported_outputs(tasks: Tasks, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
     """Return the losses and decodings of training graphs that go on as ``partial_fit`` would."""
     weights, last = loss_weights(estimator), dict[str, OutputLoss]()
     if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call knows their weights
@@ -504,5 +504,5 @@ def exported_outputs(tasks: Tasks, estimator: Any, state: FittedState) -> tuple[
             loss = OutputLoss(name, cast("Loss", task.loss), *more, *own)
             class_weights = exported_class_weights(task, decoding, balanced)
         ignored = None if decoding.positions is None else task.ignore_label
-        found.append(OutputSource(loss, decoding, class_weights, ignored))
+        found.append(ExportedOutput(loss, decoding, class_weights, ignored))
     return tuple(found)

@@ -57,7 +57,7 @@ from .._ort.devices import Device
 from .._training.rows_meet import meeting_in
 from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
-from ..models import MODELS, ModelSource, resolve_builder
+from ..models import MODELS, ModelLike, resolve_builder
 from ..models.given import bare_model
 from .ml_files import FILE_TOLERANCE, FileComparison, FittedFile, Labels, are_indicators
 
@@ -91,7 +91,7 @@ class ReferenceOutput:
 
     Attributes
     ----------
-    graph : onnx_ir.Model
+    model : onnx_ir.Model
         The given graph in inference form.
     name : str
         Name of its output.
@@ -106,7 +106,7 @@ class ReferenceOutput:
         Result of the comparison with the file; None: the graph was not read from one.
     """
 
-    graph: ir.Model
+    model: ir.Model
     name: str
     rows: np.ndarray
     numbers: np.ndarray
@@ -127,29 +127,29 @@ class ReferenceOutput:
         return replace(whole, numbers=whole.as_matrix(self.numbers.reshape(-1, *self.row_shape)))
 
 
-def is_foreign(model: ModelSource) -> bool:
+def is_foreign(model: ModelLike) -> bool:
     """Return True if ``model`` is a foreign ONNX graph: given, or built by a builder of the user."""
     return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(bare_model(model))
 
 
 def reference_output(
-    model: ModelSource, source: TrainableModel, columns: Mapping[str, InputData], device: Device
+    model: ModelLike, graph: TrainableModel, columns: Mapping[str, InputData], device: Device
 ) -> ReferenceOutput | None:
-    """Run the graph from which ``source`` was made on some rows of the data; None if ``model`` is not foreign."""
+    """Run the graph from which ``graph`` was made on some rows of the data; None if ``model`` is not foreign."""
     if not is_foreign(model):
         return None
-    whole = source.model if source.reference is None else source.reference
-    graph = multiply_by_columns(alone(whole, source.output))
-    columns, n = _inputs_of(graph, columns, source.output), len(next(iter(columns.values())))
-    sizes = next((dims(v) for v in whole.graph.outputs if v.name == source.output), None)
+    whole = graph.model if graph.reference is None else graph.reference
+    reduced = multiply_by_columns(alone(whole, graph.output))
+    columns, n = _inputs_of(reduced, columns, graph.output), len(next(iter(columns.values())))
+    sizes = next((dims(v) for v in whole.graph.outputs if v.name == graph.output), None)
     numbers_of_row = math.prod(d for d in (sizes or [])[1:] if isinstance(d, int))
     most = min(COMPARED_ROWS, COMPARED_NUMBERS // max(1, numbers_of_row))
     rows = np.linspace(0, n - 1, max(3, min(n, most))).astype(int)
     with refusing("The graph does not run on the data"):
-        predictor = Predictor(graph, device, None)
+        predictor = Predictor(reduced, device, None)
     found = _run_on_any_batch(whole, predictor, columns, rows)
     file = require_exact_import(
-        model, graph, source.joined, columns, rows, found, lambda some: predictor.run(columns, some)
+        model, reduced, graph.joined, columns, rows, found, lambda some: predictor.run(columns, some)
     )
 
     # The first axis of the output is that of the rows. It may be another axis of an input, as long as there are rows by
@@ -162,17 +162,17 @@ def reference_output(
 
     # The output for a row must not depend on the other rows. A graph with a free batch axis may mix rows on purpose, so
     # it is only warned of. A recurrent one does so by mistake: PyTorch's layers take the steps first by default.
-    if _rows_meet(graph, source.output, source.parameters):
+    if _rows_meet(reduced, graph.output, graph.parameters):
         if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
-            raise _across_rows(source.output)
+            raise _across_rows(graph.output)
         if not is_quantized(whole.graph):  # which may quantize by the range of the batch: rounding alone differs
             warn(
-                f"Output {source.output!r} {MIXED}: predictions depend on which rows are predicted together, and "
+                f"Output {graph.output!r} {MIXED}: predictions depend on which rows are predicted together, and "
                 f"training on which rows a minibatch holds. Where the first axis of the graph is not that of rows, "
                 f"give X an axis before it; where the graph is to see all rows together, set batch_size to their "
                 f"number and shuffle=False."
             )
-    return ReferenceOutput(graph, source.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
+    return ReferenceOutput(reduced, graph.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
 
 
 def _run_on_any_batch(
@@ -281,41 +281,41 @@ def require_target_shape(reference: ReferenceOutput, targets: Targets) -> None:
 
 
 def resolve_output_kind(
-    source: TrainableModel, reference: ReferenceOutput, kind: str, *, classifies: bool
+    graph: TrainableModel, reference: ReferenceOutput, kind: str, *, classifies: bool
 ) -> tuple[TrainableModel, int]:
     """Decide whether the output holds scores, probabilities or means; ``kind`` is ``output_kind`` of GraphModel.
 
     Return the model with the scores that the loss reads, and their number.
     """
     if kind == "scores":
-        found = source.ignoring_activation()
+        found = graph.ignoring_activation()
     elif classifies:
-        found = _resolve_classifier(source, reference, kind)
-    elif source.link == "exp":
-        found = source
-    elif kind == "means" or source.range[0] >= 0:
+        found = _resolve_classifier(graph, reference, kind)
+    elif graph.link == "exp":
+        found = graph
+    elif kind == "means" or graph.range[0] >= 0:
         # Means, and outputs that cannot be negative, get a log link, for losses of the logarithm of the mean.
-        found = with_scores_from_output(source, "exp", link_unproven=source.range[0] < 0)
+        found = with_scores_from_output(graph, "exp", link_unproven=graph.range[0] < 0)
     else:
-        found = source.ignoring_activation()
+        found = graph.ignoring_activation()
     return found, 1 if found.paired else reference.numbers.shape[1]
 
 
-def _resolve_classifier(source: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
+def _resolve_classifier(graph: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
     """Return the model with its output taken for probabilities or for scores; see ``output_kind`` of GraphModel."""
-    claimed, log = kind == "probabilities", source.ends_in_log
-    ends_in_link = source.link in ("sigmoid", "softmax")
+    claimed, log = kind == "probabilities", graph.ends_in_log
+    ends_in_link = graph.link in ("sigmoid", "softmax")
     in_unit = _in_unit(reference.numbers)
-    if claimed and not (ends_in_link and source.log_output) and not in_unit:
+    if claimed and not (ends_in_link and graph.log_output) and not in_unit:
         raise ModelError(
             f"output_kind='probabilities', but output {reference.name!r} of the graph holds numbers from "
             f"{reference.numbers.min():.3g} to {reference.numbers.max():.3g} on rows of X. Leave 'auto', or say "
             f"'scores'."
         )
     if ends_in_link:
-        return source
+        return graph
     p = np.exp(reference.numbers) if log and not claimed else reference.numbers
-    low, high = source.range
+    low, high = graph.range
     proven = high <= NARROW if log else low >= 0 and high <= 1 + NARROW
     shared = p.shape[1] > 1 and bool(np.allclose(p.sum(axis=1), 1, rtol=0, atol=1e-3))
     if not (proven or claimed or (_in_unit(p) and shared)):
@@ -328,7 +328,7 @@ def _resolve_classifier(source: TrainableModel, reference: ReferenceOutput, kind
                 f"[0, 1] on {rows} rows of X. Say model=GraphModel(..., output_kind='scores') to confirm it, "
                 f"'probabilities' if they are probabilities."
             )
-        return source.ignoring_activation()
+        return graph.ignoring_activation()
     if not (proven or claimed):
         warn(
             f"Output {reference.name!r} of the graph is taken for probabilities: on rows of X its numbers lie in "
@@ -336,7 +336,7 @@ def _resolve_classifier(source: TrainableModel, reference: ReferenceOutput, kind
             f"'scores' if they are scores (logits)."
         )
     link = "softmax" if shared else "sigmoid"
-    return with_scores_from_output(source, link, log=log and not claimed, link_unproven=not proven)
+    return with_scores_from_output(graph, link, log=log and not claimed, link_unproven=not proven)
 
 
 def _in_unit(numbers: np.ndarray) -> bool:
@@ -415,7 +415,7 @@ def require_exact_import(
 
 def require_same_outputs(
     reference: ReferenceOutput,
-    source: TrainableModel,
+    graph: TrainableModel,
     decoding: Decoding,
     predictor: Predictor,
     columns: Mapping[str, InputData],
@@ -427,12 +427,12 @@ def require_same_outputs(
     """
     # Runtimes compute pairs of QuantizeLinear and DequantizeLinear by products of integers in one session and of floats
     # in another, which round otherwise where a number lies between two integers.
-    relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(reference.graph.graph) else (1e-4, 2 * NARROW)
+    relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(reference.model.graph) else (1e-4, 2 * NARROW)
     scores = predictor.run(columns, reference.rows, output=-1)
-    for what, numbers, expected in _compared_outputs(reference, source, decoding, predictor, columns, scores):
+    for what, numbers, expected in _compared_outputs(reference, graph, decoding, predictor, columns, scores):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
-            again = reference.as_matrix(run_graph(reference.graph, columns, reference.rows, device))
+            again = reference.as_matrix(run_graph(reference.model, columns, reference.rows, device))
             # A graph that draws random numbers differs from itself, and cannot be compared.
             if np.allclose(again, reference.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):
                 distance = float(np.nanmax(np.abs(numbers - expected)))
@@ -446,7 +446,7 @@ def require_same_outputs(
 
 def _compared_outputs(
     reference: ReferenceOutput,
-    source: TrainableModel,
+    graph: TrainableModel,
     decoding: Decoding,
     predictor: Predictor,
     columns: Mapping[str, InputData],
@@ -463,14 +463,14 @@ def _compared_outputs(
 
     scores = as_rows(scores)
     if decoding.task == "regression":
-        adds = decoding.link != "identity" and source.link != decoding.link
+        adds = decoding.link != "identity" and graph.link != decoding.link
         return [("its scores" if adds else "predict()", scores if adds else ours(0), reference.numbers)]
-    if source.link not in ("sigmoid", "softmax"):
+    if graph.link not in ("sigmoid", "softmax"):
         return [("its scores", scores, reference.numbers)]
-    expected = np.exp(reference.numbers) if source.log_output else reference.numbers
-    p = expit(scores) if source.link == "sigmoid" else softmax(scores, axis=1)
-    found = [("the link of its scores", np.hstack([1 - p, p]) if source.paired else p, expected)]
-    if decoding.has_probabilities and decoding.link == source.link:
+    expected = np.exp(reference.numbers) if graph.log_output else reference.numbers
+    p = expit(scores) if graph.link == "sigmoid" else softmax(scores, axis=1)
+    found = [("the link of its scores", np.hstack([1 - p, p]) if graph.paired else p, expected)]
+    if decoding.has_probabilities and decoding.link == graph.link:
         found.append(("predict_proba()", ours(1)[:, -expected.shape[1] :], expected))
     return found
 

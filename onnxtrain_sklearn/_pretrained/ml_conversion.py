@@ -401,7 +401,7 @@ def keep_name(graph: ir.Graph, name: str | None) -> None:
         final.name = name
 
 
-def is_fixed_role(role: Role, source: TrainableModel) -> bool:
+def is_fixed_role(role: Role, graph: TrainableModel) -> bool:
     """Return True if a parameter stays fixed: imputed values, codes of categories, neutral scaling.
 
     Numbers added to trees that classify are a function of the shares of the classes, as in the estimators.
@@ -409,9 +409,9 @@ def is_fixed_role(role: Role, source: TrainableModel) -> bool:
     of_classes = role.operator == f"{ML}.TreeEnsembleClassifier"
     if role.role in ("imputed", "default") or (role.role == "base_values" and of_classes):
         return True
-    if role.name not in source.parameters:
+    if role.name not in graph.parameters:
         return False
-    value = source.model.graph.initializers[role.name].const_value
+    value = graph.model.graph.initializers[role.name].const_value
     numbers = np.empty(0) if value is None else value.numpy()
     if role.role == "values":
         first = np.min(numbers) if numbers.size else 0.0

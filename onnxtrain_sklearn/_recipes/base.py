@@ -64,8 +64,8 @@ from .ensemble import (
     PreparedMember,
     TableExamples,
     epochs_of,
+    exported_networks,
     prepared_members,
-    source_of_networks,
     train_members,
     untrained_networks,
 )
@@ -334,7 +334,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         twin.check_declared()
         networks = list(untrained_networks(twin, X, y))
         with refusing("The training graphs cannot be made"):
-            content = training_folder(source_of_networks(type(self).__name__, networks, target), form)
+            content = training_folder(exported_networks(type(self).__name__, networks, target), form)
         write_folder(content, folder)
 
     def _predict(self, X: MatrixLike, output: int) -> np.ndarray:

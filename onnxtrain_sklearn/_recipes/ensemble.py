@@ -2,7 +2,7 @@
 
 ``prepared_members`` yields the networks one after the other, each with a preprocessing that is fitted to its own rows.
 ``train_members`` trains them as tasks of the recipe (``MemberTasks`` passes callbacks on) and assembles the graph;
-``untrained_networks`` and ``source_of_networks`` make training graphs of them instead, with the preprocessing in front.
+``untrained_networks`` and ``exported_networks`` make training graphs of them instead, with the preprocessing in front.
 ``TableExamples`` are the rows, their targets and their weights.
 """
 
@@ -19,12 +19,12 @@ from sklearn.utils.validation import check_consistent_length
 
 from .._data.class_weight import weights_of_classes
 from .._data.targets import Targets
-from .._estimators.files import export_source, untrained_state
+from .._estimators.files import exported_training, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
 from .._estimators.scoring import Scoring
 from .._estimators.training_state import bytes_of_targets
+from .._export.exported import ExportedTraining
 from .._export.graphs import name_in_network
-from .._export.source import ExportSource
 from .._inference.ensemble import averaged_predictions
 from .._inference.predictor import PredictionGraph, prediction_graph
 from .._ir.edits import append_graph
@@ -447,14 +447,14 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
         yield UntrainedNetwork(member.network, member.preprocessing, matrix, values)
 
 
-def source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], target: str) -> ExportSource:
-    """Return the source of the training graphs of all networks."""
-    sources, batch = list[ExportSource](), None
+def exported_networks(estimator: str, networks: Sequence[UntrainedNetwork], target: str) -> ExportedTraining:
+    """Return the training of all networks, to export."""
+    exported, batch = list[ExportedTraining](), None
     for one in networks:
         state = untrained_state(one.network, one.matrix, one.values)
-        sources.append(export_source(one.network, state, batch, target))
-        batch = sources[0].parts.batch  # one graph trains all networks on the same minibatch
-    matrices = [source.parts.model.inputs[0].name for source in sources]
+        exported.append(exported_training(one.network, state, batch, target))
+        batch = exported[0].parts.batch  # one graph trains all networks on the same minibatch
+    matrices = [one.parts.graph.inputs[0].name for one in exported]
     if len(networks) > 1:
         matrices = [name_in_network(name, number) for number, name in enumerate(matrices)]
     # the graph in front, from the columns of the table to the input of each network
@@ -464,7 +464,7 @@ def source_of_networks(estimator: str, networks: Sequence[UntrainedNetwork], tar
         result.name = matrix
         op.graph.outputs.append(result)
     front = ir.Model(op.graph, ir_version=8)
-    first, *others = (replace(source, front=front) for source in sources)
+    first, *others = (replace(one, front=front) for one in exported)
     return replace(first, facts={**first.facts, "estimator": estimator}, others=tuple(others))
 
 

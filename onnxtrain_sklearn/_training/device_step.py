@@ -21,7 +21,7 @@ from .loss_graph import LOSS, WEIGHT
 from .parameters import FlatParameters, state_slots
 from .pass_rewrites import DATA, ROW_NUMBERS
 from .passes import pass_graph
-from .programs import PassSource
+from .programs import PassParts
 from .randomness import UniformNumbers
 from .rows_meet import where_rows_meet
 from .step import Choice, OneProcess
@@ -93,7 +93,7 @@ class DeviceStep(OneProcess):
         self.choice: Choice | None = None
         self._parts = parts
         # Where rows meet, padding rows would change the results of the others.
-        self._pads = where_rows_meet(parts.model, settings) is None
+        self._pads = where_rows_meet(parts.graph, settings) is None
         layout = parts.parameters.aligned(ALIGNMENT)
         bindings = VectorBindings(settings, layout, lambda array: DeviceArray(array, memory))
         segments = bindings.segment_updates(optimizer)
@@ -220,9 +220,8 @@ class DeviceStep(OneProcess):
 
     def _new_pass(self, batch: int, *, resident: bool, first: bool = False) -> DevicePass:
         parts, parameters, vectors = self._parts, self.parameters, self._vectors
-        data = parts.model, parts.settings, parameters, parts.frozen, batch
-        source = PassSource(*data, resident=resident, sparse=parts.sparse, any_shape=True)
-        graph = pass_graph(source, first=first)
+        data = parts.graph, parts.settings, parameters, parts.frozen, batch
+        graph = pass_graph(PassParts(*data, resident=resident, sparse=parts.sparse, any_shape=True), first=first)
         buffers, uniform = graph.buffers, graph.uniform
         inputs: dict[str, Array] = {name: vectors.parameter(name) for name in parameters.views()}
         inputs |= {**uniform.arrays, **({} if resident else buffers.columns)}

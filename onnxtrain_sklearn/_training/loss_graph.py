@@ -42,7 +42,7 @@ TABLE_CLASSES = 64
 
 
 def training_graph(
-    model: TrainableModel,
+    graph: TrainableModel,
     settings: StepSettings,
     frozen: Mapping[str, np.ndarray],
     batch: int,
@@ -54,40 +54,40 @@ def training_graph(
     With ``normalized`` the weights come divided by their sum, as a column, which saves their division in each step.
     Its outputs are the loss and the next values of running statistics.
     """
-    graph_model = with_batch(form_of(model.model), batch)  # trained weights become inputs, the others are set here
-    graph = graph_model.graph
-    swap_initializers(graph, frozen)
-    scores = next(v for v in graph.outputs if v.name == model.scores)
-    op = GraphBuilder(graph, dtype=ir_type(model.dtype), prefix="onnxtrain")
-    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, model.dtype, settings.positions)
+    model = with_batch(form_of(graph.model), batch)  # trained weights become inputs, the others are set here
+    ir_graph = model.graph
+    swap_initializers(ir_graph, frozen)
+    scores = next(v for v in ir_graph.outputs if v.name == graph.scores)
+    op = GraphBuilder(ir_graph, dtype=ir_type(graph.dtype), prefix="onnxtrain")
+    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, graph.dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
-    weights = ir.val(WEIGHT, ir_type(model.dtype), (batch, 1) if normalized else (batch,))
-    graph.inputs.extend([y, weights])
+    weights = ir.val(WEIGHT, ir_type(graph.dtype), (batch, 1) if normalized else (batch,))
+    ir_graph.inputs.extend([y, weights])
     sample_weight = as_normalized(op, weights, batch) if normalized else weights
     if isinstance(settings.loss, TotalLoss):
-        every = {v.name: v for v in graph.outputs}
-        outputs = [every[form.scores] for form in model.forms]
+        every = {v.name: v for v in ir_graph.outputs}
+        outputs = [every[form.scores] for form in graph.forms]
         loss = append_total_loss(op, settings.loss, outputs, y, sample_weight, batch)
     elif settings.positions is not None:
         loss = _mean_loss_at_positions(op, settings, settings.positions, scores, y, sample_weight, batch)
-    elif model.members is None:
+    elif graph.members is None:
         columns = as_columns(op, scores, batch, settings.n_outputs)
-        loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=model.link == "votes")
+        loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=graph.link == "votes")
     else:
         # The mean over the members of their losses: each member sees every row, with its weight.
-        columns = rows_of_members(op, scores, model.members, settings.n_outputs, batch)
+        columns = rows_of_members(op, scores, graph.members, settings.n_outputs, batch)
         width = None if settings.task == "multiclass" else settings.n_outputs
-        y = repeated_rows(op, y, model.members, width)
-        every_weight = repeated_rows(op, sample_weight, model.members, None)
+        y = repeated_rows(op, y, graph.members, width)
+        every_weight = repeated_rows(op, sample_weight, graph.members, None)
         loss = _mean_loss(op, settings, columns, y, every_weight, of_pairs=False)
-    loss.name, loss.dtype, loss.shape = LOSS, ir_type(model.dtype), ir.Shape([])
-    follow_torch(graph_model, "onnxtrain/statistics")
-    running_statistics = set(model.running_statistics.values())
-    moved = [v for node in graph for v in node.outputs if v.name in running_statistics]
-    graph.outputs.clear()
-    graph.outputs.extend([loss, *moved])
-    common.RemoveUnusedNodesPass()(graph_model)
-    return graph_model
+    loss.name, loss.dtype, loss.shape = LOSS, ir_type(graph.dtype), ir.Shape([])
+    follow_torch(model, "onnxtrain/statistics")
+    running_statistics = set(graph.running_statistics.values())
+    next_statistics = [v for node in ir_graph for v in node.outputs if v.name in running_statistics]
+    ir_graph.outputs.clear()
+    ir_graph.outputs.extend([loss, *next_statistics])
+    common.RemoveUnusedNodesPass()(model)
+    return model
 
 
 def _mean_loss(

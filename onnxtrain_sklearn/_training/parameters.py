@@ -348,58 +348,58 @@ MOST_NAMED = 8
 """Parameters that a warning names."""
 
 
-def selected(source: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
+def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
     """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters."""
     # A constant that was not recognized as a weight becomes one if it is named in full.
     patterns = _patterns(trainable)
-    initializers = form_of(source.model).graph.initializers
-    named = [name for name in patterns if isinstance(name, str) and name in source.constants]
+    initializers = form_of(graph.model).graph.initializers
+    named = [name for name in patterns if isinstance(name, str) and name in graph.constants]
     for name in named:
-        if name in source.statistics:
+        if name in graph.statistics:
             raise ValueError(
                 f"trainable names {name!r}, a running statistic of a normalization, which batches move and no gradient "
                 f"does. Name its scale and bias; GraphModel(..., training_mode=True) trains with the statistics of "
                 f"minibatches."
             )
-        if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != source.dtype:
+        if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != graph.dtype:
             raise ValueError(
-                f"trainable={name!r} names a constant that cannot be trained ({source.constants[name]}): it must be an "
-                f"initializer of type {source.dtype}, as the parameters are. Store it as one to train it."
+                f"trainable={name!r} names a constant that cannot be trained ({graph.constants[name]}): it must be an "
+                f"initializer of type {graph.dtype}, as the parameters are. Store it as one to train it."
             )
     if named:
-        roles = {**source.roles, **dict.fromkeys(named, "named in trainable")}
-        constants = {name: reason for name, reason in source.constants.items() if name not in named}
-        source = replace(source, parameters=(*source.parameters, *named), roles=roles, constants=constants)
+        roles = {**graph.roles, **dict.fromkeys(named, "named in trainable")}
+        constants = {name: reason for name, reason in graph.constants.items() if name not in named}
+        graph = replace(graph, parameters=(*graph.parameters, *named), roles=roles, constants=constants)
 
     everything = isinstance(trainable, str) and trainable == "all"
-    if source.low_rank:
+    if graph.low_rank:
         # The factors are trained, and what is selected beside them; the matrices that they change stay frozen.
-        factors, changed = factors_of_matrices(source.low_rank), {one.matrix for one in source.low_rank}
-        if source.quantized:
-            _require_floats(source, [*factors], everything=False)
+        factors, changed = factors_of_matrices(graph.low_rank), {one.matrix for one in graph.low_rank}
+        if graph.quantized:
+            _require_floats(graph, [*factors], everything=False)
         if everything:
-            return source, [name for name in source.parameters if name in factors]
+            return graph, [name for name in graph.parameters if name in factors]
         if both := changed.intersection(patterns):
             raise ValueError(
                 f"trainable names {min(both)!r}, which stays as it is beside its low-rank factors. Leave it out of "
                 f"trainable, or out of the targets of the adapters."
             )
-        others = tuple(name for name in source.parameters if name not in changed)
-        _, names = selected(replace(source, parameters=others, low_rank=()), trainable)
-        return source, [name for name in source.parameters if name in factors.union(names)]
+        others = tuple(name for name in graph.parameters if name not in changed)
+        _, names = selected(replace(graph, parameters=others, low_rank=()), trainable)
+        return graph, [name for name in graph.parameters if name in factors.union(names)]
 
-    weights = source.weights() if callable(trainable) else {}  # only predicates read the values, which may be large
-    names = select_trainable({name: weights.get(name, _UNREAD) for name in source.parameters}, trainable)
-    if source.quantized:
-        _require_floats(source, names, everything=everything)
-    if source.narrow and everything:
-        narrow = ", ".join(f"{name!r} ({initializers[name].dtype})" for name in source.narrow[:3])
+    weights = graph.weights() if callable(trainable) else {}  # only predicates read the values, which may be large
+    names = select_trainable({name: weights.get(name, _UNREAD) for name in graph.parameters}, trainable)
+    if graph.quantized:
+        _require_floats(graph, names, everything=everything)
+    if graph.narrow and everything:
+        narrow = ", ".join(f"{name!r} ({initializers[name].dtype})" for name in graph.narrow[:3])
         raise ModelError(
-            f"The graph has {len(source.narrow)} weight(s) of types that are not trained: {narrow}. Export the model "
+            f"The graph has {len(graph.narrow)} weight(s) of types that are not trained: {narrow}. Export the model "
             f"in float32, or name the float32 parameters to train in trainable: the others stay as they are."
         )
-    _warn_of_missed_matrices(source, trainable, names)
-    return source, names
+    _warn_of_missed_matrices(graph, trainable, names)
+    return graph, names
 
 
 def _patterns(trainable: Trainable) -> list[str]:
@@ -409,13 +409,13 @@ def _patterns(trainable: Trainable) -> list[str]:
     return list(trainable) if isinstance(trainable, Iterable) and not callable(trainable) else []
 
 
-def warn_of_doubtful(source: TrainableModel, names: Collection[str], trainable: Trainable) -> None:
+def warn_of_doubtful(graph: TrainableModel, names: Collection[str], trainable: Trainable) -> None:
     """Warn of trained numbers that may be constants, unless the user has said what is trained."""
-    found = [name for name in source.doubtful if name in names]
+    found = [name for name in graph.doubtful if name in names]
     if not found or not (isinstance(trainable, str) and trainable == "all"):
         return
-    shown = ", ".join(f"{name!r} ({source.roles.get(name, '').split(',')[0]})" for name in found[:MOST_NAMED])
-    others = [name for name in source.parameters if name not in found]
+    shown = ", ".join(f"{name!r} ({graph.roles.get(name, '').split(',')[0]})" for name in found[:MOST_NAMED])
+    others = [name for name in graph.parameters if name not in found]
     few = repr(others) if 0 < len(others) <= MOST_NAMED else f"lambda name, array: name not in {found!r}"
     warn(
         f"Single numbers of the graph are trained that may be constants of its formulas: {shown}"
@@ -424,19 +424,19 @@ def warn_of_doubtful(source: TrainableModel, names: Collection[str], trainable: 
     )
 
 
-def _require_floats(source: TrainableModel, names: list[str], *, everything: bool) -> None:
+def _require_floats(graph: TrainableModel, names: list[str], *, everything: bool) -> None:
     """Raise if quantization would leave weights out, or give them no gradient."""
-    initializers = source.model.graph.initializers
-    free = [name for name in source.parameters if not rounded(initializers[name])]
-    holds_weights = any("QuantizeLinear" not in node for node in source.quantized)  # integer products
+    initializers = graph.model.graph.initializers
+    free = [name for name in graph.parameters if not rounded(initializers[name])]
+    holds_weights = any("QuantizeLinear" not in node for node in graph.quantized)  # integer products
     if set(names) <= set(free) and not (everything and holds_weights):
         return
     behind = ", ".join(map(repr, free))
     rest = f", or name parameters behind the last of these nodes in trainable: {behind}" if free else ""
-    raise ModelError(f"{why_quantized(source.quantized)}{rest}.")
+    raise ModelError(f"{why_quantized(graph.quantized)}{rest}.")
 
 
-def _warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names: Collection[str]) -> None:
+def _warn_of_missed_matrices(graph: TrainableModel, trainable: Trainable, names: Collection[str]) -> None:
     """Warn if a pattern such as ``"encoder.1.*"`` selects the bias of a product, and nothing selects its matrix.
 
     Exporters make up names for matrices that they transpose. Names in full and patterns such as ``"*.bias"`` are taken
@@ -447,7 +447,7 @@ def _warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names
     if not biases:
         return
     missed = dict[str, str]()
-    for node in form_of(source.model).graph.all_nodes():
+    for node in form_of(graph.model).graph.all_nodes():
         # Each product of the node, as its bias and its matrix.
         pairs: list[tuple[ir.Value | None, ir.Value | None]] = []
         if kind(node) in ("Conv", "ConvTranspose", "Gemm"):
@@ -459,7 +459,7 @@ def _warn_of_missed_matrices(source: TrainableModel, trainable: Trainable, names
                     pairs.append((bias, maker.inputs[1]))
         for bias, matrix in pairs:
             left, right = "" if bias is None else bias.name or "", "" if matrix is None else matrix.name or ""
-            if left in biases and right in source.parameters and right not in names:
+            if left in biases and right in graph.parameters and right not in names:
                 missed[right] = left
     if missed:
         told = ", ".join(f"{matrix!r} (bias {bias!r})" for matrix, bias in [*missed.items()][:3])

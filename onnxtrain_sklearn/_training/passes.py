@@ -22,7 +22,7 @@ from ..optimizers import Optimizer
 from ..optimizers.in_place import moves_without_gradient
 from .loss_graph import LOSS, TARGET, WEIGHT, target_layout
 from .pass_rewrites import WEIGHT_MATRIX, WEIGHTS_AT_LABELS, NormalizedWeights, WeightsAtLabels, in_written_shapes
-from .programs import PARALLEL_WORK, PassProgram, PassSource, pass_program
+from .programs import PARALLEL_WORK, PassParts, PassProgram, pass_program
 from .randomness import FACTOR, UniformNumbers
 from .rows_meet import where_rows_meet
 from .step_parts import OptimizerState, StepParts
@@ -43,7 +43,7 @@ fused forward nodes would run last, so two fusions are disabled.
 class PassGraph:
     """The gradient graph for a fixed number of rows, and the host arrays that it reads."""
 
-    source: PassSource
+    parts: PassParts
     program: PassProgram
     buffers: BatchBuffers
     uniform: UniformNumbers
@@ -61,7 +61,7 @@ class PassGraph:
         ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
         of each running statistic. ``inputs`` may name inputs that the graph does not have; they are ignored.
         """
-        session, next_names = self.session(threads), self.source.model.running_statistics
+        session, next_names = self.session(threads), self.parts.graph.running_statistics
         written = {**outputs, **in_written_shapes(session, {f"{name}_grad": a for name, a in gradients.items()})}
         written |= {next_names[name]: array for name, array in statistics.items()}
         names = {value.name for value in session.get_inputs()}
@@ -69,7 +69,7 @@ class PassGraph:
 
     def session(self, threads: int = 1) -> InferenceSession:
         """Return the session of the pass, which other fits may use too."""
-        program, settings = self.program, self.source.settings
+        program, settings = self.program, self.parts.settings
         device, options = settings.device, settings.session_options
         if program.work >= PARALLEL_WORK:  # its memory plan would waste 50 % here
             options = {"enable_mem_pattern": False, **(options or {})}
@@ -80,19 +80,19 @@ class PassGraph:
         return shared_session(program.graph, device, threads=threads, options=options, memory=program.memory)
 
 
-def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
+def pass_graph(parts: PassParts, *, first: bool) -> PassGraph:
     """Return the gradient graph with buffers of its own; the trained parameters are among its inputs.
 
     With ``first``, for the first graph of a step, warn of settings that have no effect on it.
     """
-    settings, batch, dtype = source.settings, source.batch, source.parameters.vector.dtype
-    program = pass_program(source)
+    settings, batch, dtype = parts.settings, parts.batch, parts.parameters.vector.dtype
+    program = pass_program(parts)
     uniform = UniformNumbers(program.random, settings.seed)
     if first and settings.scheduled.dropout and FACTOR not in uniform.arrays:
         warn("dropout_schedule has no effect: the graph has no Dropout in training mode.")
     if first and settings.checkpoint_activations and not program.recomputed:
         warn("checkpoint_activations=True has no effect: the graph has too few activations to recompute any.")
-    trained = source.parameters.names
+    trained = parts.parameters.names
     if first and settings.lazy_rows and not (program.lookups or any(p.weight in trained for p in program.products)):
         warn(
             "lazy_rows=True has no effect: the graph has no trained matrix whose rows only Gather reads, nor "
@@ -100,7 +100,7 @@ def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
         )
     sparse = {product.input: SparseRows(product.factors) for product in program.products}
     columns = {}
-    for spec in source.model.inputs:
+    for spec in parts.graph.inputs:
         if None in spec.shape[1:]:
             raise ModelError(
                 f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(spec.shape)}."
@@ -110,7 +110,7 @@ def pass_graph(source: PassSource, *, first: bool) -> PassGraph:
     layout = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
     columns[TARGET] = np.zeros(*layout)
     buffers = BatchBuffers(columns, np.ones(batch, dtype), sparse)
-    return PassGraph(source, program, buffers, uniform)
+    return PassGraph(parts, program, buffers, uniform)
 
 
 # The passes of a step in the host's memory.
@@ -133,7 +133,7 @@ class HostPasses:
     """
 
     def __init__(self, parts: StepParts) -> None:
-        self._parts, self._pads = parts, where_rows_meet(parts.model, parts.settings) is None
+        self._parts, self._pads = parts, where_rows_meet(parts.graph, parts.settings) is None
         graph = self._graph(parts.batch, first=True)
         self.program = graph.program
 
@@ -183,9 +183,10 @@ class HostPasses:
 
     def _graph(self, batch: int, *, first: bool) -> PassGraph:
         parts = self._parts
-        data = parts.model, parts.settings, parts.parameters, parts.frozen, batch
-        source = PassSource(*data, sparse=parts.sparse, adds_rows=True, any_shape=True, on_host=True)
-        return pass_graph(source, first=first)
+        data = parts.graph, parts.settings, parts.parameters, parts.frozen, batch
+        return pass_graph(
+            PassParts(*data, sparse=parts.sparse, adds_rows=True, any_shape=True, on_host=True), first=first
+        )
 
 
 class HostPass:
@@ -200,8 +201,8 @@ class HostPass:
     """
 
     def __init__(self, graph: PassGraph, row_sparse: Mapping[str, RowSparseGradient]) -> None:
-        source, program, buffers, uniform = graph.source, graph.program, graph.buffers, graph.uniform
-        parameters = source.parameters
+        parts, program, buffers, uniform = graph.parts, graph.program, graph.buffers, graph.uniform
+        parameters = parts.parameters
         self.buffers, self._uniform, self._loss = buffers, uniform, np.zeros((), parameters.vector.dtype)
         self._weights = NormalizedWeights(buffers.sample_weight, program.weight_columns)
         at_labels = WeightsAtLabels(buffers.columns[TARGET], self._weights) if program.weights_at_labels else None
@@ -223,7 +224,7 @@ class HostPass:
             threads = devices.available_threads() if program.work >= PARALLEL_WORK else 1
             self.gradient = graph.bind(inputs, outputs, gradients, next_statistics, threads)
         else:
-            next_names = source.model.running_statistics
+            next_names = parts.graph.running_statistics
             written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
             written |= {next_names[name]: array for name, array in next_statistics.items()}
             self.gradient = BoundCode(program.code, inputs, written)
@@ -271,13 +272,13 @@ class HostProduct:
     """
 
     def __init__(self, first: FirstProduct, graph: PassGraph, row_sparse: RowSparseGradient | None) -> None:
-        source, name = graph.source, first.weight
+        parts, name = graph.parts, first.weight
         self.first, self._rows, self._row_sparse = first, graph.buffers.sparse[first.input], row_sparse
         self.gradient: np.ndarray | None = None
-        if name in source.parameters.names:
-            self._matrix, self.gradient = source.parameters.view(name), source.parameters.gradient_view(name)
+        if name in parts.parameters.names:
+            self._matrix, self.gradient = parts.parameters.view(name), parts.parameters.gradient_view(name)
         else:
-            frozen = source.frozen[name] if name in source.frozen else initial_value(source.model.model, name)
+            frozen = parts.frozen[name] if name in parts.frozen else initial_value(parts.graph.model, name)
             self._matrix = np.ascontiguousarray(frozen)
         shape = len(graph.buffers.sample_weight), first.n_outputs
         self.product, self.product_gradient = (np.zeros(shape, self._matrix.dtype) for _ in range(2))

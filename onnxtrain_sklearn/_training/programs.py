@@ -126,7 +126,7 @@ class PassProgram:
 
 
 @dataclass(frozen=True, eq=False)
-class PassSource:
+class PassParts:
     """Everything that a pass is compiled from.
 
     Attributes
@@ -144,7 +144,7 @@ class PassSource:
         their sum, as a column or as a matrix, and products take the forms that are fastest on a CPU.
     """
 
-    model: TrainableModel
+    graph: TrainableModel
     settings: StepSettings
     parameters: FlatParameters
     frozen: Mapping[str, np.ndarray]
@@ -167,23 +167,23 @@ LARGEST_FROZEN = 2**24
 _programs: Cache[PassProgram] = Cache(128, 2**26, lambda program: program.nbytes)
 
 
-def pass_program(source: PassSource) -> PassProgram:
+def pass_program(parts: PassParts) -> PassProgram:
     """Return the program of a pass, from the cache or newly compiled."""
-    if sum(array.nbytes for array in source.frozen.values()) > LARGEST_FROZEN:
-        return _gradient_program(source, _forward_graph(source))
-    if is_plain(source.settings.loss):
-        return _programs.get(_key(source), lambda: _gradient_program(source, _forward_graph(source)))
+    if sum(array.nbytes for array in parts.frozen.values()) > LARGEST_FROZEN:
+        return _gradient_program(parts, _forward_graph(parts))
+    if is_plain(parts.settings.loss):
+        return _programs.get(_key(parts), lambda: _gradient_program(parts, _forward_graph(parts)))
     # A user's loss may depend on anything, so the forward graph, which contains the loss, is the key.
-    forward = _forward_graph(source)
+    forward = _forward_graph(parts)
     outside = content([*forward.products, *forward.lookups])
-    key = ("user's loss", structure(forward.model, ()), outside, *_key_of_gradient(source))
-    return _programs.get(key, lambda: _gradient_program(source, forward))
+    key = ("user's loss", structure(forward.model, ()), outside, *_key_of_gradient(parts))
+    return _programs.get(key, lambda: _gradient_program(parts, forward))
 
 
-def _key(source: PassSource) -> Hashable:
+def _key(parts: PassParts) -> Hashable:
     """Return the key of everything that :func:`_forward_graph` and :func:`_gradient_program` read."""
-    model, settings, parameters = source.model, source.settings, source.parameters
-    erased = {*parameters.names, *parameters.running_statistics, *source.frozen}
+    model, settings, parameters = parts.graph, parts.settings, parts.parameters
+    erased = {*parameters.names, *parameters.running_statistics, *parts.frozen}
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
     origin = is_from_torch(form_of(model.model))  # decides how running variances are averaged
     form = (
@@ -196,18 +196,18 @@ def _key(source: PassSource) -> Hashable:
         model.dtype.str,
     )
     head_key = *head, settings.positions, settings.ignores, settings.scheduled.dropout
-    return form, values_digest(source.frozen), head_key, *_key_of_gradient(source)
+    return form, values_digest(parts.frozen), head_key, *_key_of_gradient(parts)
 
 
-def _key_of_gradient(source: PassSource) -> tuple[Hashable, ...]:
-    parameters, statistics = source.parameters, tuple(source.model.running_statistics.items())
+def _key_of_gradient(parts: PassParts) -> tuple[Hashable, ...]:
+    parameters, statistics = parts.parameters, tuple(parts.graph.running_statistics.items())
     return (
         (parameters.names, parameters.running_statistics, statistics),
-        (source.settings.engine, source.settings.checkpoint_activations),
-        source.batch,
-        (source.resident, source.on_host, source.any_shape),
-        (source.adds_rows, source.least_lookup),
-        tuple(source.sparse),
+        (parts.settings.engine, parts.settings.checkpoint_activations),
+        parts.batch,
+        (parts.resident, parts.on_host, parts.any_shape),
+        (parts.adds_rows, parts.least_lookup),
+        tuple(parts.sparse),
     )
 
 
@@ -220,13 +220,13 @@ class _ForwardGraph(NamedTuple):
     lookups: Sequence[Lookup]
 
 
-def _forward_graph(source: PassSource) -> _ForwardGraph:
+def _forward_graph(parts: PassParts) -> _ForwardGraph:
     """Return the forward graph with the loss, whose parameters are inputs."""
-    settings, parameters = source.settings, source.parameters
-    model = training_graph(source.model, settings, source.frozen, source.batch, normalized=source.on_host)
+    settings, parameters = parts.settings, parts.parameters
+    model = training_graph(parts.graph, settings, parts.frozen, parts.batch, normalized=parts.on_host)
     random = [*expose_random(model), *expose_dropout(model, scheduled=settings.scheduled.dropout)]
-    products = take_first_products(model, source.sparse)
-    lookups = take_lookups(model, parameters.names, source.least_lookup) if source.adds_rows else []
+    products = take_first_products(model, parts.sparse)
+    lookups = take_lookups(model, parameters.names, parts.least_lookup) if parts.adds_rows else []
     outside = {product.weight for product in products} | {lookup.weight for lookup in lookups}
     inputs = [name for name in (*parameters.names, *parameters.running_statistics) if name not in outside]
     if unused := [name for name in inputs if name not in model.graph.initializers]:
@@ -237,9 +237,9 @@ def _forward_graph(source: PassSource) -> _ForwardGraph:
     return _ForwardGraph(model, random, products, lookups)
 
 
-def _gradient_program(source: PassSource, forward: _ForwardGraph) -> PassProgram:
+def _gradient_program(parts: PassParts, forward: _ForwardGraph) -> PassProgram:
     """Differentiate the forward graph, rewrite the gradient graph to faster equal forms, and compile it."""
-    settings, parameters = source.settings, source.parameters
+    settings, parameters = parts.settings, parts.parameters
     weights = [*parameters.names, *parameters.running_statistics]
     forward_work = work(forward.model.graph)  # the gradient is computed in place
 
@@ -259,19 +259,19 @@ def _gradient_program(source: PassSource, forward: _ForwardGraph) -> PassProgram
     if settings.checkpoint_activations:
         data = [value.name or "" for value in model.graph.inputs if value.name not in weights]
         recomputed = recompute_activations(model, data)
-    if source.resident:
-        gather_rows(model.graph, [*(spec.name for spec in source.model.inputs), TARGET], source.batch)
-    if source.any_shape:
+    if parts.resident:
+        gather_rows(model.graph, [*(spec.name for spec in parts.graph.inputs), TARGET], parts.batch)
+    if parts.any_shape:
         return_before_reshapes(model.graph, returned)
-    weight_columns = read_weight_matrix(model.graph) if source.on_host else 0
+    weight_columns = read_weight_matrix(model.graph) if parts.on_host else 0
     at_labels = read_weights_at_labels(model.graph) if weight_columns else False
 
     code = None
     if settings.engine == COMPILED:
-        data = [*(spec.name for spec in source.model.inputs), TARGET, *(value.name or "" for value in forward.random)]
+        data = [*(spec.name for spec in parts.graph.inputs), TARGET, *(value.name or "" for value in forward.random)]
         row_weights = WEIGHT, WEIGHT_MATRIX, WEIGHTS_AT_LABELS
-        code = compiled_code(model, RowInputs(source.batch, data, row_weights, [*weights, FACTOR]))
-    elif source.on_host:
+        code = compiled_code(model, RowInputs(parts.batch, data, row_weights, [*weights, FACTOR]))
+    elif parts.on_host:
         transpose_operands(model.graph)
         if not settings.checkpoint_activations:  # which fixes the order of the nodes
             last_layer_last(model.graph)

@@ -56,44 +56,44 @@ _known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
 _recent: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = deque(maxlen=4)
 
 
-def where_rows_meet(model: TrainableModel, settings: StepSettings) -> str | None:
+def where_rows_meet(graph: TrainableModel, settings: StepSettings) -> str | None:
     """Return where the rows of a minibatch meet, in the graph or in the loss; None: nowhere.
 
     Raise ModelError if the loss would mix more than rows: positions within rows, or members of an ensemble.
     """
-    losses = [one for _, one in _losses_that_meet(model, settings)]
+    losses = [one for _, one in _losses_that_meet(graph, settings)]
     for one in _each_output(settings).values():
-        require_separate_labels(one, model.dtype)
+        require_separate_labels(one, graph.dtype)
     for one in losses:
         name, more = type(one.loss).__name__, ""
         if one.positions is not None:
             more = "labels at positions: positions of different rows, and those without a label, would meet"
-        elif model.members is not None:
-            more = f"the {model.members} members of a network: the rows of different members would meet"
+        elif graph.members is not None:
+            more = f"the {graph.members} members of a network: the rows of different members would meet"
         if more:
             raise ModelError(f"Rows meet in the loss {name}, which is not for {more}. Take a loss of single rows.")
-    found = where_rows_meet_in_graph(model, settings.session_options)
+    found = where_rows_meet_in_graph(graph, settings.session_options)
     return found or (f"The loss {type(losses[0].loss).__name__}" if losses else None)
 
 
-def outputs_where_rows_meet(model: TrainableModel, settings: StepSettings) -> list[str]:
+def outputs_where_rows_meet(graph: TrainableModel, settings: StepSettings) -> list[str]:
     """Return the names of the outputs, where several are trained, in whose loss rows meet."""
-    return [name for name, _ in _losses_that_meet(model, settings) if name]
+    return [name for name, _ in _losses_that_meet(graph, settings) if name]
 
 
-def _losses_that_meet(model: TrainableModel, settings: StepSettings) -> list[tuple[str, StepSettings]]:
+def _losses_that_meet(graph: TrainableModel, settings: StepSettings) -> list[tuple[str, StepSettings]]:
     """Return the losses in which rows meet: the name of the output where several are trained, and its settings.
 
     A fit asks several times, with the same settings.
     """
-    key = model.dtype, model.link == "votes"
+    key = graph.dtype, graph.link == "votes"
     for known, of, found in list(_recent):
         if known is settings and of == key:
             return found
     result = [
         (name, one)
         for name, one in _each_output(settings).items()
-        if rows_meet_in_loss(one, model.dtype, of_pairs=key[1])
+        if rows_meet_in_loss(one, graph.dtype, of_pairs=key[1])
     ]
     _recent.append((settings, key, result))
     return result
@@ -116,23 +116,23 @@ class Meeting(NamedTuple):
     seen: bool
 
 
-def where_rows_meet_in_graph(model: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
+def where_rows_meet_in_graph(graph: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
     """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. It is found once for a form.
 
     In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
     """
-    form = form_of(model.model)
+    form = form_of(graph.model)
     with _lock:
         known = _of_forms.setdefault(form, {})
-    key = (in_training, model.scores, model.forms)
+    key = (in_training, graph.scores, graph.forms)
     if key not in known:
         statistics = next((node for node in form.graph if normalizes_by_batch(node)), None) if in_training else None
         if statistics is not None:
             known[key] = node_label(statistics)
         else:
-            inputs, ends = [spec.name for spec in model.inputs], [one.scores for one in model.forms] or [model.scores]
-            weights = {*model.parameters, *model.statistics}
-            found = meeting_in(form, inputs, ends, model.parameters, weights, options)
+            inputs, ends = [spec.name for spec in graph.inputs], [one.scores for one in graph.forms] or [graph.scores]
+            weights = {*graph.parameters, *graph.statistics}
+            found = meeting_in(form, inputs, ends, graph.parameters, weights, options)
             known[key] = None if found is None else found.node
     return known[key]
 

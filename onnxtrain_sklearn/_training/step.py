@@ -242,31 +242,31 @@ class HostStep(OneProcess):
 
 
 def in_trainable_type(
-    model: TrainableModel, settings: StepSettings, names: Sequence[str], sparse: Collection[str] = ()
+    graph: TrainableModel, settings: StepSettings, names: Sequence[str], sparse: Collection[str] = ()
 ) -> TrainableModel:
-    """Return ``model``, or its float32 form if the engine lacks float64 kernels for its gradients.
+    """Return ``graph``, or its float32 form if the engine lacks float64 kernels for its gradients.
 
     Inputs named in ``sparse`` are given as sparse matrices.
     """
-    if model.dtype == np.float32:
-        return model
+    if graph.dtype == np.float32:
+        return graph
     if settings.engine == COMPILED:
-        return as_float32(model)
-    weights, plain = model.weights(), replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
+        return as_float32(graph)
+    weights, plain = graph.weights(), replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
     trained = FlatParameters(
-        {n: weights[n] for n in names}, model.dtype, {n: weights[n] for n in model.running_statistics}
+        {n: weights[n] for n in names}, graph.dtype, {n: weights[n] for n in graph.running_statistics}
     )
     try:
-        HostStep(StepParts(model, plain, trained, {}, OptimizerState(), batch=2, sparse=sparse))
+        HostStep(StepParts(graph, plain, trained, {}, OptimizerState(), batch=2, sparse=sparse))
     except Exception as error:
         if not sessions.not_implemented(error):
             raise
-        return as_float32(model)
-    return model
+        return as_float32(graph)
+    return graph
 
 
-def as_float32(model: TrainableModel) -> TrainableModel:
+def as_float32(graph: TrainableModel) -> TrainableModel:
     """Return the float32 form of a float64 model."""
     double, single = np.dtype(np.float64), np.dtype(np.float32)
-    inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in model.inputs)
-    return replace(model, model=in_dtype(model.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)
+    inputs = tuple(replace(spec, dtype=single) if spec.dtype == double else spec for spec in graph.inputs)
+    return replace(graph, model=in_dtype(graph.model, ir.DataType.FLOAT), inputs=inputs, dtype=single)

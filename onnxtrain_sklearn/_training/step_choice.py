@@ -81,7 +81,7 @@ CHOICES: Sequence[ConditionalChoice] = (
     (lambda s: s.parts.parameters.vector.dtype != np.float32, SESSION, ON_HOST, "float64 is not compiled"),
     # minibatches in which rows meet are not padded: those of another size would be compiled in the midst of training
     (
-        lambda s: where_rows_meet(s.parts.model, s.parts.settings) is not None,
+        lambda s: where_rows_meet(s.parts.graph, s.parts.settings) is not None,
         SESSION,
         ON_HOST,
         "rows of a minibatch meet",

@@ -202,7 +202,7 @@ class StepParts:
 
     Attributes
     ----------
-    model : TrainableModel
+    graph : TrainableModel
     settings : StepSettings
     parameters : FlatParameters
         Updated in place.
@@ -216,7 +216,7 @@ class StepParts:
         Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
     """
 
-    model: TrainableModel
+    graph: TrainableModel
     settings: StepSettings
     parameters: FlatParameters
     frozen: Mapping[str, np.ndarray]

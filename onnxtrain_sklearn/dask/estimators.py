@@ -55,7 +55,7 @@ class _FitStream(ClusterStream):
     ) -> Any:
         """Return the plan of the windows of all shards."""
         self.estimator = estimator
-        row_bytes = sum(int(np.prod(state.shapes[one.name])) * one.dtype.itemsize for one in state.source.inputs)
+        row_bytes = sum(int(np.prod(state.shapes[one.name])) * one.dtype.itemsize for one in state.graph.inputs)
         plan = self.planned(self.n_shards, size, row_bytes)
         accumulate = int(TrainingConfig.of(estimator).optimizer.accumulate)
         self.used = ClusterBatches(

@@ -106,7 +106,7 @@ class Job(NamedTuple):
         estimator, settings, batch, sparse, engine = pickle.loads(self.content)
         state: FittedState = estimator._state
         settings = replace(settings, device=state.device)
-        parts = StepParts(state.model, settings, state.parameters, state.frozen, state.optimizer, batch, sparse)
+        parts = StepParts(state.trained_form, settings, state.parameters, state.frozen, state.optimizer, batch, sparse)
         step = new_step(parts, compiled=engine == COMPILED)
         if step.engine != engine:
             raise ModelError(
@@ -193,7 +193,7 @@ def _minibatches(
     rows: np.ndarray = np.arange(next(iter(arrays.values())).shape[0])
     n_rows, size = len(rows), segment.size
     merges = segment.whole and n_rows <= min(size, MERGE_LIMIT)
-    if merges and where_rows_meet(prepared.state.model, prepared.settings) is None:
+    if merges and where_rows_meet(prepared.state.trained_form, prepared.settings) is None:
         rows, weights = distinct_rows(columns, rows, weights)  # as a fit does with a single minibatch of few rows
     else:
         rows, weights = weighted_rows(rows, weights)

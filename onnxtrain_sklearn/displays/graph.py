@@ -15,7 +15,7 @@ from .._fitted.fitted_model import is_estimator
 from .._importers.load import load
 from .._ir.drawing import Box, BoxLayout, Edge, graph_svg
 from ..exceptions import ModelError
-from ..models import GraphModel, ModelSource, resolve_builder
+from ..models import GraphModel, ModelLike, resolve_builder
 from ..models.given import bare_model
 from .training import given_axes, new_axes
 
@@ -107,7 +107,7 @@ class GraphDisplay:
         return self
 
 
-def plot_graph(model: ModelSource | object, *, ax: Axes | None = None, draw: bool = True) -> GraphDisplay:
+def plot_graph(model: ModelLike | object, *, ax: Axes | None = None, draw: bool = True) -> GraphDisplay:
     r"""Draw an ONNX graph with its shapes; operators that have trained parameters are in orange.
 
     Parameters

@@ -16,7 +16,7 @@ from .._utils.params import registered
 from .base import KEYWORDS as KEYWORDS
 from .base import BaseBuilder as BaseBuilder
 from .base import Builder as Builder
-from .base import ModelSource as ModelSource
+from .base import ModelLike as ModelLike
 from .base import is_builder as is_builder
 from .base import keywords_of as keywords_of
 from .embeddings import EMBEDDINGS as EMBEDDINGS
@@ -38,7 +38,7 @@ MODELS: dict[str, type[BaseBuilder]] = registered(BaseBuilder, vars())
 """The builders imported above, by the names that the estimators take as ``model``."""
 
 
-def resolve_builder(model: ModelSource) -> Builder | None:
+def resolve_builder(model: ModelLike) -> Builder | None:
     """Return the builder that ``model`` is or names, ``MLP()`` for None; None where it is a graph or an estimator."""
     model = bare_model(model)
     if model is None:

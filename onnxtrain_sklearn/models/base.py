@@ -136,7 +136,7 @@ class HasModelProto(Protocol):
     def model_proto(self) -> onnx.ModelProto: ...
 
 
-ModelSource: TypeAlias = (
+ModelLike: TypeAlias = (
     "onnx.ModelProto | bytes | str | os.PathLike[str] | HasModelProto | Builder | HasParameters | None"
 )
 """Type of an estimator's ``model``: a graph, its place, a builder, or a fitted estimator of scikit-learn."""

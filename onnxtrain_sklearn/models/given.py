@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from .._ir.files import without_program
 from .._utils.params import Component, Instance, OneOf, Rules, copied
 from ..exceptions import InvalidParameterError, instead_of
-from .base import ModelSource
+from .base import ModelLike
 
 _BY_OUTPUT = Instance(Mapping, "a dict by output")
 
@@ -81,7 +81,7 @@ class GraphModel(Component):
 
     def __init__(
         self,
-        graph: ModelSource = None,
+        graph: ModelLike = None,
         output: str | None = None,
         output_kind: str | Mapping[str, str] = "auto",
         *,
@@ -122,7 +122,7 @@ class GraphModel(Component):
         return state | {"graph": without_program(self.graph)}
 
 
-def resolve_graph_model(model: ModelSource) -> GraphModel:
+def resolve_graph_model(model: ModelLike) -> GraphModel:
     """Return a model with its settings, validated; a plain model has the defaults."""
     if not isinstance(model, GraphModel):
         return GraphModel(model)
@@ -130,6 +130,6 @@ def resolve_graph_model(model: ModelSource) -> GraphModel:
     return model
 
 
-def bare_model(model: ModelSource) -> ModelSource:
+def bare_model(model: ModelLike) -> ModelLike:
     """Return a model without its settings."""
     return model.graph if isinstance(model, GraphModel) else model

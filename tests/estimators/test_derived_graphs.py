@@ -58,29 +58,29 @@ def passed(case: str, passes: int = 1) -> OrtGradientRegressor:
 def test_a_copy_goes_on_exactly(case):
     estimator = passed(case)
     copy = pickle.loads(pickle.dumps(estimator))
-    assert copy._state.live.form is None
+    assert copy._state.live.trained_form is None
     assert_array_equal(copy.predict(X), estimator.predict(X))
-    assert copy._state.live.form is None  # who predicts needs no other form
+    assert copy._state.live.trained_form is None  # who predicts needs no other form
     assert weights_equal(copy.partial_fit(X, Y), estimator.partial_fit(X, Y))
 
 
 @pytest.mark.parametrize("case", GRAPHS)
 def test_later_call_keeps_the_graph_form(case):
     estimator = passed(case)
-    form = estimator._state.live.form
-    assert estimator.partial_fit(X[:50], Y[:50])._state.live.form is form
+    form = estimator._state.live.trained_form
+    assert estimator.partial_fit(X[:50], Y[:50])._state.live.trained_form is form
 
 
 def test_another_choice_of_parameters_makes_another_form():
     estimator = passed("training mode")
-    moving = estimator._state.model.running_statistics
+    moving = estimator._state.trained_form.running_statistics
     estimator.set_params(trainable=["W", "b"]).partial_fit(X, Y)
     assert moving
-    assert not estimator._state.model.running_statistics
+    assert not estimator._state.trained_form.running_statistics
 
 
 def test_a_pickle_holds_one_graph():
     state = passed("free columns").__getstate__()["_state"]["state"]
     inner = {name: value["state"] for name, value in state.items() if isinstance(value, dict) and "state" in value}
     graphs = [name for name, values in inner.items() if isinstance(values.get("model"), bytes)]
-    assert graphs == ["source"]
+    assert graphs == ["graph"]

@@ -16,9 +16,9 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
-from onnxtrain_sklearn._estimators import source as module
+from onnxtrain_sklearn._estimators import graph_plan as module
 from onnxtrain_sklearn._estimators.call import Examples
-from onnxtrain_sklearn._estimators.source import built_source
+from onnxtrain_sklearn._estimators.graph_plan import built_graph
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import structure
 from onnxtrain_sklearn._model.trainable import trainable_model
@@ -66,7 +66,7 @@ def test_cached_form_equals_a_new_build(builder, task):
         whole = builder.build(7, 1, np.random.RandomState(seed), **data)
         expected = trainable_model(load(whole))
         examples = Examples({"X": InputData(X, np.dtype(np.float32))}, Targets(y, task, 1), None)
-        found = built_source(builder, examples, None, np.random.RandomState(seed))
+        found = built_graph(builder, examples, None, np.random.RandomState(seed))
         assert found.parameters == expected.parameters
         assert found.members == getattr(builder, "n_members", None)
         assert structure(found.model, ()) != structure(found.model, found.weights())
@@ -80,8 +80,8 @@ def test_cached_forms_hold_no_weights(builder):
     clear_cache()
     X = table(0)
     OrtGradientClassifier(builder, **SETTINGS).fit(X, labels(X))
-    assert len(module._sources) == 1
-    for source, _ in module._sources._held.values():
+    assert len(module._drafted_graphs) == 1
+    for source, _ in module._drafted_graphs._held.values():
         assert not any(array.any() for array in source.weights().values())
     for proto, _ in embeddings._part_graphs._held.values():
         assert not any(numpy_helper.to_array(one).any() for one in proto.graph.initializer)
@@ -144,4 +144,4 @@ def test_derived_embedding_is_not_cached(variant):
     assert_array_equal(*first)
     clear_cache()
     OrtGradientClassifier(builders[1], **SETTINGS).fit(X, labels(X))
-    assert not len(module._sources)
+    assert not len(module._drafted_graphs)

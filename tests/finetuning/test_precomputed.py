@@ -40,8 +40,8 @@ def searched(monkeypatch, fit):
 
     monkeypatch.setattr(finetuning, "remaining", seen)
     fit()
-    model = found[0].model
-    return [node.op_type for node in model.model.graph], {spec.name: spec.shape for spec in model.inputs}
+    graph = found[0].graph
+    return [node.op_type for node in graph.model.graph], {spec.name: spec.shape for spec in graph.inputs}
 
 
 @each_engine

@@ -17,7 +17,7 @@ from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training import passes
 from onnxtrain_sklearn._training.device_step import DeviceStep
 from onnxtrain_sklearn._training.passes import PassGraph
-from onnxtrain_sklearn._training.programs import PassSource
+from onnxtrain_sklearn._training.programs import PassParts
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn._training.updates import RowUpdate
 
@@ -103,7 +103,7 @@ def adds_by_rows(estimator: Any) -> bool:
 
 def forbid_row_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute the gradients of all rows, also of those that do not occur."""
-    monkeypatch.setattr(passes, "PassSource", lambda *data, **form: PassSource(*data, **{**form, "adds_rows": False}))
+    monkeypatch.setattr(passes, "PassParts", lambda *data, **form: PassParts(*data, **{**form, "adds_rows": False}))
 
 
 def record_pass_sessions(

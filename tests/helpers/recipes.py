@@ -14,7 +14,7 @@ from onnxtrain_sklearn._export.folder import training_folder, write_folder
 from onnxtrain_sklearn._recipes.ensemble import (
     Member,
     assembled,
-    source_of_networks,
+    exported_networks,
     untrained_networks,
     validation_folds,
 )
@@ -29,7 +29,7 @@ def untrained(recipe: Any, X: Any, y: Any) -> list[Any]:
 
 def export_network(network: Any, folder: Path) -> None:
     """Write the training graphs of one of these networks, with its preprocessing in front."""
-    write_folder(training_folder(source_of_networks("", [network], "any"), "both"), folder)
+    write_folder(training_folder(exported_networks("", [network], "any"), "both"), folder)
 
 
 def folds(rows: np.ndarray, labels: Any, count: int, fraction: float | None) -> list[tuple[np.ndarray, np.ndarray]]:

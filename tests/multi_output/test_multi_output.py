@@ -63,7 +63,7 @@ def test_an_output_is_predicted_as_the_estimator_of_that_output_does(links):
     for name in KINDS:
         alone = single(name, {n: op for n, op in links.items() if n == name}, trainable="trunk", max_iter=1)
         alone.set_params(learning_rate_init=0.0).fit(X, Y[name])
-        alone._state.source = alone._state.source.with_weights({n: weights[n] for n in alone.weights_})
+        alone._state.graph = alone._state.graph.with_weights({n: weights[n] for n in alone.weights_})
         alone._state.frozen.update({n: weights[n] for n in alone.weights_ if n != "trunk"})
         alone._state.parameters.view("trunk")[...] = weights["trunk"]
         alone._state.live.predictors.clear()

@@ -54,7 +54,7 @@ PROTOBUF = {
     "_estimators.base": {"ModelProto"},
     "_estimators.regressor": {"ModelProto"},
     # takes what users give
-    "_estimators.source": {"ModelProto"},
+    "_estimators.graph_plan": {"ModelProto"},
     # to_onnx returns one
     "_estimators.fitted_state": {"ModelProto"},
     "_export.graphs": {"ModelProto"},

@@ -393,7 +393,7 @@ def test_trials_find_whether_rows_meet(name):
     others = [session.run(None, {"X": np.r_[X[i : i + 1], X[1:4], X[i + 1 : i + 3]]})[0][1:4] for i in range(4, 60)]
     assert any(np.abs(one - before).max() > 1e-5 for one in others) == expected
     fitted = OrtGradientRegressor(model, optimizer=SGD(), learning_rate_init=0.0, max_iter=1).fit(X, Y[:, 0])
-    assert (where_rows_meet_in_graph(fitted._state.model, None) is not None) == expected
+    assert (where_rows_meet_in_graph(fitted._state.trained_form, None) is not None) == expected
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -35,7 +35,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
 from onnxtrain_sklearn._estimators.call import Examples
-from onnxtrain_sklearn._estimators.source import built_source
+from onnxtrain_sklearn._estimators.graph_plan import built_graph
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import structure
 from onnxtrain_sklearn._model.trainable import trainable_model
@@ -381,7 +381,7 @@ def test_weights_that_a_builder_draws_are_those_that_it_builds(builder):
     examples = Examples({"X": InputData(X, np.dtype(np.float32))}, targets, None)
     expected = trainable_model(load(builder.build(4, 2, np.random.RandomState(7))))
     for _ in range(2):
-        found = built_source(builder, examples, None, np.random.RandomState(7))
+        found = built_graph(builder, examples, None, np.random.RandomState(7))
         assert found.parameters == expected.parameters
         assert equal(found.weights(), expected.weights())
         assert structure(found.model, ()) != structure(found.model, found.parameters)

@@ -1,7 +1,7 @@
-"""The source of an export, the tensors of a training state, and the layout of arrays in its vectors.
+"""The training that is exported, the tensors of a training state, and the layout of arrays in its vectors.
 
-An estimator becomes an ``ExportSource``, from which all graphs are made. A ``StateTensor`` is an input of a step whose
-next value is an output. ``cut_members`` and ``joined_vector`` cut and join the vectors of parameters.
+An estimator becomes an ``ExportedTraining``, from which all graphs are made. A ``StateTensor`` is an input of a step
+whose next value is an output. ``cut_members`` and ``joined_vector`` cut and join the vectors of parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TARGETS = {"any": ir.DataType.DOUBLE, "web": ir.DataType.FLOAT}
 
 
 @dataclass(frozen=True, eq=False)
-class OutputSource:
+class ExportedOutput:
     """One of several outputs that are trained together: its loss, its decoding, and the weights of its classes."""
 
     loss: OutputLoss
@@ -43,7 +43,7 @@ class OutputSource:
 
 
 @dataclass(frozen=True, eq=False)
-class ExportSource:
+class ExportedTraining:
     """A model in training, from which all graphs of an export are made.
 
     Attributes
@@ -60,13 +60,13 @@ class ExportSource:
         The label at a position that does not count.
     target : str, default="any"
         One of :data:`TARGETS`.
-    outputs : tuple of OutputSource
+    outputs : tuple of ExportedOutput
         The outputs, if several are trained together; the classes and weights above are then None.
     front : onnx_ir.Model, default=None
         The graph that preprocesses the columns of a table; None: the data are inputs of the trained graph.
     minibatches : int, default=1
         Number of minibatches in a step, one after the other, each with its own batch statistics.
-    others : tuple of ExportSource
+    others : tuple of ExportedTraining
         Further networks, which are trained on the same minibatches, and whose predictions are averaged.
     """
 
@@ -76,10 +76,10 @@ class ExportSource:
     class_weights: tuple[float, ...] | None = None
     ignore_label: object = None
     target: str = "any"
-    outputs: tuple[OutputSource, ...] = ()
+    outputs: tuple[ExportedOutput, ...] = ()
     front: ir.Model | None = None
     minibatches: int = 1
-    others: tuple[ExportSource, ...] = ()
+    others: tuple[ExportedTraining, ...] = ()
 
     @property
     def scalar_type(self) -> ir.DataType:
@@ -132,15 +132,15 @@ def joined_vector(op: GraphBuilder, values: Sequence[ir.Value]) -> ir.Value:
     return op.Concat(*flat, axis=0) if len(flat) > 1 else flat[0]
 
 
-def reserve_names(op: GraphBuilder, source: ExportSource, names: Collection[str]) -> None:
+def reserve_names(op: GraphBuilder, exported: ExportedTraining, names: Collection[str]) -> None:
     """Reserve names for tensors of the state: rename inner values of the graph that have them.
 
     Files of a state hold these names, so they are the same for every model. Raise ModelError if data or weights, which
     keep their names, have one of them. The columns of a table are reserved too: inputs of the step avoid their names.
     """
-    columns = () if source.front is None else [value.name or "" for value in source.front.graph.inputs]
-    layout, inputs = source.parts.parameters, [spec.name for spec in source.parts.model.inputs]
-    given = {*columns, *layout.names, *layout.running_statistics, *(inputs if source.front is None else ())}
+    columns = () if exported.front is None else [value.name or "" for value in exported.front.graph.inputs]
+    layout, inputs = exported.parts.parameters, [spec.name for spec in exported.parts.graph.inputs]
+    given = {*columns, *layout.names, *layout.running_statistics, *(inputs if exported.front is None else ())}
     if clash := sorted(given & set(names)):
         raise ModelError(
             f"The model has an input, a column or a weight {clash[0]!r}, but training graphs use this name for a "

@@ -1,6 +1,6 @@
 """Find or build the graph to train: a given graph, a fitted estimator's, a builder's, or an earlier call's.
 
-:func:`graph_source` returns a :class:`GraphSource`. Its ``known`` graph says how X is read; ``complete`` then returns
+:func:`graph_plan` returns a :class:`GraphPlan`. Its ``known`` graph says how X is read; ``complete`` then returns
 the graph for the data: a builder builds it, and a new head is sized to the targets.
 """
 
@@ -39,8 +39,8 @@ from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, instead_of, nearest
 from ..finetuning import FineTuner
 from ..graph import GraphBuilder, operators_of
-from ..losses import LossSource, resolve_loss
-from ..models import MODELS, Builder, GraphModel, ModelSource, keywords_of, resolve_builder
+from ..losses import LossBlock, resolve_loss
+from ..models import MODELS, Builder, GraphModel, ModelLike, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from ..models.given import resolve_graph_model
 from .call import Call, Examples, Split
@@ -53,8 +53,8 @@ LONGEST_NAME = 40
 """Largest length of a string that may be a misspelled builder name; longer strings are paths."""
 
 
-def source_of(
-    model: ModelSource,
+def trainable_graph_of(
+    model: ModelLike,
     output: str | None,
     *,
     has_text: bool = False,
@@ -104,8 +104,8 @@ def source_of(
     return replace(found, reference=whole, joined=widths), None
 
 
-class GraphSource:
-    """The source of the graph to train: here, a graph that is known before the data.
+class GraphPlan:
+    """How an estimator gets the graph that it trains: here, the graph is known before the data.
 
     Attributes
     ----------
@@ -136,12 +136,12 @@ class GraphSource:
         return self.known, examples
 
 
-def graph_source(estimator: Parameters, old: FittedState | None, X: MatrixLike) -> GraphSource:
-    """Return the source of the graph of an estimator with one output, or of its earlier call."""
+def graph_plan(estimator: Parameters, old: FittedState | None, X: MatrixLike) -> GraphPlan:
+    """Return the plan for the graph of an estimator with one output: that of an earlier call, given, or to build."""
     if old is not None:
         if old.began is not None:
             old.began.require_same(estimator)
-        return GraphSource(old.original, old.fitted, old.decoding.target_scale)
+        return GraphPlan(old.original, old.fitted, old.decoding.target_scale)
     if resolve_builder(estimator.model) is not None:
         return BuiltGraph(estimator)
     given, tuner = resolve_graph_model(estimator.model), estimator.finetune
@@ -151,15 +151,15 @@ def graph_source(estimator: Parameters, old: FittedState | None, X: MatrixLike) 
             return GraphWithNewHead(given)
     if is_estimator(given.graph):
         require_own_kind(estimator)
-    joined = isinstance(estimator.loss, LossSource)
+    joined = isinstance(estimator.loss, LossBlock)
     text, mode = holds_text(X), given.training_mode
-    found, fitted = source_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
+    found, fitted = trainable_graph_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
     if isinstance(fitted, FittedFile):
         fitted = fitted.for_task(classifies=is_classifier(estimator))
-    return GraphSource(found, fitted)
+    return GraphPlan(found, fitted)
 
 
-class GraphWithNewHead(GraphSource):
+class GraphWithNewHead(GraphPlan):
     """A given model whose head is replaced by one for other classes or targets; the part upstream of it is kept."""
 
     def __init__(self, given: GraphModel) -> None:
@@ -168,19 +168,19 @@ class GraphWithNewHead(GraphSource):
         self._types = SAME_TYPES  # element types of the replaced head: of its weights, and of its output
         if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole, output)):
             whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes
-            graph, features = graph_of_features(whole, output)
-            super().__init__(replace(trainable_model(graph, features, foreign=True), reference=None))
+            body, features = graph_of_features(whole, output)
+            super().__init__(replace(trainable_model(body, features, foreign=True), reference=None))
             self._types = types_of_head(whole, output)
             return
-        source, fitted = source_of(model, None)
+        graph, fitted = trainable_graph_of(model, None)
         if fitted is not None and fitted.table is not None:
             raise ModelError(
                 f"new_head=True needs a model that takes numbers, and {type(model).__name__} encodes text. Convert the "
                 f"table with its transformers first, and give only the model that reads their output."
             )
-        final = next(v for v in source.model.graph.outputs if v.name == source.scores)
-        graph, features = graph_of_features(source.model, output, final)
-        super().__init__(trainable_model(graph, features))
+        final = next(v for v in graph.model.graph.outputs if v.name == graph.scores)
+        body, features = graph_of_features(graph.model, output, final)
+        super().__init__(trainable_model(body, features))
         self.transformers_of = fitted
 
     def complete(
@@ -193,15 +193,15 @@ class GraphWithNewHead(GraphSource):
         found = run_graph(body.model, examples.columns, rows, devices.resolve_device())
         require_independent_features(body.model, body.output, body.parameters)
         width = as_columns(found, body.output).shape[1]
-        graph, self.head_names = with_head(body.model, body.output, width, examples.targets.n_outputs, self._types)
-        return trainable_model(graph, foreign=self.transformers_of is None), examples
+        whole, self.head_names = with_head(body.model, body.output, width, examples.targets.n_outputs, self._types)
+        return trainable_model(whole, foreign=self.transformers_of is None), examples
 
 
 NEEDS_ROWS = {"X", "y", "sample_weight"}
 """The keywords of a builder that depend on the split into training and validation rows."""
 
 
-class BuiltGraph(GraphSource):
+class BuiltGraph(GraphPlan):
     """A graph that a builder builds for the data.
 
     The data are read before the graph exists, as float32 in their own shape. They are read again if the graph expects
@@ -236,14 +236,14 @@ class BuiltGraph(GraphSource):
         linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
         unscaled = kind is None or in_units or not is_plain(builder) or (config.alpha and linear)
         scale = None if unscaled else scale_for(builder, examples, split.of(examples)[0])
-        source = built_source(builder, scaled(examples, self.target_scale), trained, rng, scale)
+        graph = built_graph(builder, scaled(examples, self.target_scale), trained, rng, scale)
         (column,) = examples.columns.values()
-        if column.matches(source.inputs[0]):
-            return source, replace(examples, columns={source.inputs[0].name: column})
-        return source, replace(examples, columns=graph_inputs(estimator, call.X, source.inputs, None, reset=False))
+        if column.matches(graph.inputs[0]):
+            return graph, replace(examples, columns={graph.inputs[0].name: column})
+        return graph, replace(examples, columns=graph_inputs(estimator, call.X, graph.inputs, None, reset=False))
 
 
-def built_source(
+def built_graph(
     builder: Builder,
     examples: Examples,
     rows: np.ndarray | None,
@@ -269,21 +269,21 @@ def built_source(
         draft = builder.draft(n_features, n_outputs, rng, **keywords)
         numbers = None if scale is None else (scale.center.tobytes(), scale.divisor.tobytes())
         key = content(builder), n_features, n_outputs, draft.form, numbers, current_limits()
-        source = _sources.get(key, lambda: _form_of_source(builder, draft, scale))
-        _require_one_input(source, column, f"{type(builder).__name__}.build")
-        return source.with_weights(draft.weights)
+        graph = _drafted_graphs.get(key, lambda: _drafted_graph(builder, draft, scale))
+        _require_one_input(graph, column, f"{type(builder).__name__}.build")
+        return graph.with_weights(draft.weights)
     with operators_of(f"{type(builder).__name__}.build"):
         built = builder.build(n_features, n_outputs, rng, **keywords)
     whole = with_scaled_rows(load(built), scale)
-    source = replace(_source_built_by(builder, whole), reference=whole)
-    _require_one_input(source, column, f"{type(builder).__name__}.build")
-    return source
+    graph = replace(_graph_built_by(builder, whole), reference=whole)
+    _require_one_input(graph, column, f"{type(builder).__name__}.build")
+    return graph
 
 
-_sources: Cache[TrainableModel] = Cache(64, 2**25, lambda source: sum(a.nbytes for a in source.weights().values()))
+_drafted_graphs: Cache[TrainableModel] = Cache(64, 2**25, lambda graph: sum(a.nbytes for a in graph.weights().values()))
 
 
-def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) -> TrainableModel:
+def _drafted_graph(builder: Builder, draft: Draft, scale: InputScale | None) -> TrainableModel:
     """Return the graph of a draft with zeros in place of the weights of this fit."""
     proto = draft.graph()
     erase_initializers(proto, draft.weights)
@@ -291,29 +291,29 @@ def _form_of_source(builder: Builder, draft: Draft, scale: InputScale | None) ->
     require_within_limits(proto)
     with refusing("The graph that the builder builds is not valid"):
         whole = infer_declared(readable(proto))
-    source = _source_built_by(builder, with_scaled_rows(whole, scale))
-    return source.with_weights(source.weights())  # keep arrays in memory: a file would be read anew each time
+    graph = _graph_built_by(builder, with_scaled_rows(whole, scale))
+    return graph.with_weights(graph.weights())  # as arrays: weights in an external file would be read anew in each fit
 
 
-def _source_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
+def _graph_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
     members = getattr(builder, "n_members", None)
     # checked here, because a user's builder need not check it
     if members is not None and not (isinstance(members, int | np.integer) and members >= 1):
         raise ValueError(f"n_members of {type(builder).__name__} must be an int, at least 1, or None, got {members!r}.")
-    source = replace(trainable_model(whole), members=None if members is None else int(members))
-    if source.members is not None and source.link is not None:
+    graph = replace(trainable_model(whole), members=None if members is None else int(members))
+    if graph.members is not None and graph.link is not None:
         raise ModelError(
-            f"The graph ends in the function {source.link!r}. If a builder has n_members, its graph must return the "
+            f"The graph ends in the function {graph.link!r}. If a builder has n_members, its graph must return the "
             f"scores of the members; the function that the loss needs is added to them."
         )
-    return source
+    return graph
 
 
-def _require_one_input(source: TrainableModel, column: InputData, name: str) -> None:
+def _require_one_input(graph: TrainableModel, column: InputData, name: str) -> None:
     """Raise if the graph does not accept the rows; ``name`` is the method that built it."""
-    if len(source.inputs) != 1:
-        raise ModelError(f"{name} made a graph with {len(source.inputs)} inputs, not 1.")
-    spec, row = source.inputs[0], column.shape[1:]
+    if len(graph.inputs) != 1:
+        raise ModelError(f"{name} made a graph with {len(graph.inputs)} inputs, not 1.")
+    spec, row = graph.inputs[0], column.shape[1:]
     if len(spec.shape) <= len(row):
         shape = ", ".join(["'N'", *map(str, row)])
         raise ModelError(
