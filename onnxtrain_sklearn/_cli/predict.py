@@ -27,11 +27,13 @@ from .._utils.untrusted_text import cell, printable
 from ..exceptions import nearest
 from .console import Command, Console, Outcome, UsageError, require_new_folder, require_writable
 from .tables import (
+    ARCHIVES,
     MISSING_TEXT,
     PARQUET,
     TablePiece,
     as_numbers_and_text,
     is_number,
+    name_of,
     require_columns,
     table_arguments,
     table_files,
@@ -59,9 +61,6 @@ def _predict_arguments(parser: argparse.ArgumentParser) -> None:
 PIECE_ROWS = 2**16
 """Rows of a table that are in memory."""
 
-ARCHIVES = {".zip", ".tar"}
-"""Endings of files to which pandas cannot append rows."""
-
 
 def _predict(options: argparse.Namespace, console: Console) -> Outcome:
     output = None if options.output is None else Path(options.output)
@@ -77,7 +76,7 @@ def _predict(options: argparse.Namespace, console: Console) -> Outcome:
     size = runner.rows * max(1, PIECE_ROWS // runner.rows)  # chunks of a piece are those of the whole table
 
     def results() -> Iterator[Results]:
-        for piece in table_pieces(options.data, options.separator, size):
+        for piece in table_pieces(files, options.separator, size):
             require_columns(piece.frame, options.keep, "--keep")
             require_columns(piece.frame, options.columns or [], "--columns")
             frame = without_columns(piece.frame, options.drop)
@@ -96,7 +95,7 @@ def _predict(options: argparse.Namespace, console: Console) -> Outcome:
                 rows, columns = _write_parquet(results(), folder, None if is_folder else output.name)
             else:
                 rows, columns = _write_csv(results(), folder / output.name)
-    console.progress(f"{options.data}: {rows} rows")
+    console.progress(f"{name_of(options.data)}: {rows} rows")
     return Outcome({"rows": rows, "columns": columns, "output": str(output)}, [f"{output}: {rows} rows"])
 
 

@@ -6,7 +6,12 @@ give the same things: all rows in parts, some rows as a sample, and the argument
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +22,13 @@ from sklearn.model_selection import train_test_split
 from .._data.row_blocks import RowBlocks, file_dataset
 from .console import Console, UsageError
 from .tables import (
+    ARCHIVES,
     PARQUET,
     TableTask,
     Target,
     frame_of,
     index_columns,
+    name_of,
     pandas_module,
     read_table_file,
     require_columns,
@@ -124,9 +131,15 @@ class BlockRows:
         # the largest number of evenly spaced blocks that have few enough rows
         count = max(1, min(len(filled), SAMPLE_ROWS * len(filled) // self.n_rows))
         places = np.unique(np.linspace(0, len(filled) - 1, count).round().astype(int))
-        parts = [self.part(filled[place]) for place in places]
-        frame = pandas_module().concat([one.frame for one in parts], ignore_index=True)
-        return Rows(frame, np.concatenate([one.y for one in parts]))
+        return _joined([self.part(filled[place]) for place in places])
+
+    def evenly_spaced(self, most: int) -> Rows:
+        """Return every second row, or third, ..., so that they are at most so many."""
+        step, skip, parts = -(-self.n_rows // most), 0, list[Rows]()
+        for one in self.parts():
+            parts.append(Rows(one.frame.iloc[skip::step].copy(), one.y[skip::step].copy()))  # views would hold all
+            skip = (skip - one.n_rows) % step
+        return _joined(parts)
 
     def given(self, prepare: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return X and y for ``fit``, with the columns as ``prepare`` makes them of a data frame."""
@@ -139,6 +152,11 @@ class BlockRows:
 
     def _values(self, y: np.ndarray) -> np.ndarray:
         return self._target.values_of(pandas_module().Series(y))
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    frame = pandas_module().concat([one.frame for one in parts], ignore_index=True)
+    return Rows(frame, np.concatenate([one.y for one in parts]))
 
 
 class _PreparedBlocks:
@@ -177,16 +195,22 @@ class Splits:
     target: Target
 
 
-def is_large(path: Path) -> bool:
-    """Return True if a table has too many rows for memory; not of compressed CSV files, whose rows are not counted."""
-    files = table_files(path)
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def is_large(files: Sequence[Path]) -> bool:
+    """Return True if a table has too many rows for memory; not of archives of CSV files, whose rows are not counted."""
     if files[0].suffix.lower() in PARQUET:
-        return bool(file_dataset(path).count_rows() > MOST_ROWS)
-    if any(file.suffix.lower() not in (".csv", ".tsv", ".txt") for file in files):
-        return False
+        return bool(file_dataset(files).count_rows() > MOST_ROWS)
     lines = 0
     for file in files:
-        with open(file, "rb") as content:
+        if ARCHIVES & set(file.suffixes):
+            return False
+        # A file that cannot be decompressed is an error of the reader, which names it.
+        with (
+            suppress(OSError, EOFError, zlib.error, lzma.LZMAError),
+            OPENERS.get(file.suffix.lower(), open)(file, "rb") as content,
+        ):
             while lines <= MOST_ROWS and (block := content.read(2**20)):
                 lines += block.count(b"\n")
     return lines > MOST_ROWS
@@ -198,10 +222,11 @@ def rows_to_train(
     """Read the table and split its rows; ``look`` is called with the columns besides the target, of some rows."""
     train: AnyRows
     test: AnyRows | None
-    if is_large(options.data):
-        table = _blocks(options.data, options.separator, options.target, options.drop)
+    files, name = table_files(options.data), name_of(options.data)
+    if is_large(files):
+        table = _blocks(files, options.separator, options.target, options.drop)
         target = _target_of_blocks(table, options.target, task)
-        console.progress(f"{options.data}: {table.n_rows} rows in {len(table)} blocks")
+        console.progress(f"{name}: {table.n_rows} rows in {len(table)} blocks")
         console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
         columns = table.feature_names
         share = 0.0 if options.test is not None else options.holdout
@@ -212,32 +237,34 @@ def rows_to_train(
         whole = without_columns(_in_memory(options.data, options.separator), options.drop)
         target = target_of(whole, options.target, task)
         if len(whole.columns) == 1:
-            raise ValueError(
-                f"{options.data}: there is no column besides the target {target.name!r} to predict it from."
-            )
+            raise ValueError(f"{name}: there is no column besides the target {target.name!r} to predict it from.")
         frame = whole.drop(columns=target.name)
         columns = list(frame.columns)
-        console.progress(f"{options.data}: {len(frame)} rows, {len(columns)} columns besides the target")
+        console.progress(f"{name}: {len(frame)} rows, {len(columns)} columns besides the target")
         console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
         look(frame)
         train, test = Rows(frame, target.values_of(whole[target.name])), None
         if options.test is None and options.holdout:
             train, test = _split(train, target.task, options.holdout, options.seed)
 
-    def rows_of(path: Path, *, may_be_large: bool) -> AnyRows:
-        if may_be_large and is_large(path):
-            further = _blocks(path, options.separator, target.name, (), columns)
+    def rows_of(path: Path) -> AnyRows:
+        own = table_files([path])
+        if is_large(own):
+            further = _blocks(own, options.separator, target.name, (), columns)
             return BlockRows(further, target, 0.0, options.seed, tests=False)
-        other = _in_memory(path, options.separator)
+        other = _in_memory([path], options.separator)
         require_columns(other, [*columns, target.name], f"In {str(path)!r}, column")
         return Rows(other[columns], target_of(other, target.name, target.task).values_of(other[target.name]))
 
     if options.test is not None:
-        test = rows_of(options.test, may_be_large=True)
+        test = rows_of(options.test)
     validation = None
     if options.validation is not None:
-        found = rows_of(options.validation, may_be_large=False)
-        assert isinstance(found, Rows)
+        found = rows_of(options.validation)
+        if isinstance(found, BlockRows):
+            n_rows = found.n_rows
+            found = found.evenly_spaced(MOST_ROWS)
+            console.progress(f"{options.validation}: {found.n_rows} of {n_rows} rows, evenly spaced, end the training")
         validation = found
     return Splits(train, test, validation, target)
 
@@ -258,40 +285,41 @@ def _split(rows: Rows, task: TableTask, share: float, seed: int) -> tuple[Rows, 
     return Rows(rows.frame.iloc[train], rows.y[train]), Rows(rows.frame.iloc[test], rows.y[test])
 
 
-def _in_memory(path: Path, separator: str | None) -> Any:
-    """Return a table as a data frame: a file, or all files of a folder or a pattern."""
-    if path.is_file():
-        return read_table_file(path, separator)
-    frames = [one.frame for one in table_pieces(path, separator, PIECE_ROWS)]
+def _in_memory(paths: Sequence[Path], separator: str | None) -> Any:
+    """Return a table as a data frame."""
+    files = table_files(paths)
+    if files == list(paths) and len(files) == 1:
+        return read_table_file(files[0], separator)
+    frames = [one.frame for one in table_pieces(files, separator, PIECE_ROWS)]
     return pandas_module().concat(frames, ignore_index=True)
 
 
-def _blocks(path: Path, separator: str | None, target: str, drop: Any, columns: Any = None) -> RowBlocks:
+def _blocks(files: Sequence[Path], separator: str | None, target: str, drop: Any, columns: Any = None) -> RowBlocks:
     """Return a table in blocks: row groups of Parquet files, or a copy of CSV files."""
-    is_parquet = table_files(path)[0].suffix.lower() in PARQUET
+    is_parquet = files[0].suffix.lower() in PARQUET
     if is_parquet:
-        dataset = file_dataset(path)
+        dataset = file_dataset(files)
         names = [name for name in dataset.schema.names if name not in index_columns(dataset)]
     else:
-        names = list(next(table_pieces(path, separator, PIECE_ROWS)).frame.columns)
+        names = list(next(table_pieces(files, separator, PIECE_ROWS)).frame.columns)
     known = pandas_module().DataFrame(columns=names)
     require_columns(known, [target], "--target")
     wanted = [name for name in without_columns(known, drop).columns if name != target] if columns is None else columns
-    require_columns(known, wanted, f"In {str(path)!r}, column")
+    require_columns(known, wanted, f"In {str(files[0])!r}, column")
     if target in drop:
         raise UsageError(f"--drop {target!r}: this is the target.")
     if not wanted:
-        raise ValueError(f"{path}: there is no column besides the target {target!r} to predict it from.")
-    source: Any = str(path) if is_parquet else lambda: _csv_reader(path, separator)
+        raise ValueError(f"{files[0]}: there is no column besides the target {target!r} to predict it from.")
+    source: Any = list(files) if is_parquet else lambda: _csv_reader(files, separator)
     return RowBlocks(source, target, columns=wanted, buffer_rows=MOST_ROWS)
 
 
-def _csv_reader(path: Path, separator: str | None) -> Any:
+def _csv_reader(files: Sequence[Path], separator: str | None) -> Any:
     """Return the rows of CSV files as a reader of Arrow."""
     import pyarrow as pa
 
     tables = (
-        pa.Table.from_pandas(one.frame, preserve_index=False) for one in table_pieces(path, separator, PIECE_ROWS)
+        pa.Table.from_pandas(one.frame, preserve_index=False) for one in table_pieces(files, separator, PIECE_ROWS)
     )
     first = next(tables)
 

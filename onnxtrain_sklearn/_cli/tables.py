@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 PARQUET = (".parquet", ".pq")
 
+ARCHIVES = {".zip", ".tar"}
+"""Endings of CSV files that pandas writes as a whole, and whose rows are not counted before it reads them."""
+
 NO_PYARROW = "Parquet files are read by pyarrow: pip install pyarrow."
 
 OTHER_ENDINGS = (".xlsx", ".xls", ".xlsm", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".h5", ".hdf5", ".dta")
@@ -40,17 +43,14 @@ OTHER_ENDINGS = (".xlsx", ".xls", ".xlsm", ".ods", ".json", ".jsonl", ".feather"
 
 def table_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for the file to read, its separator, and the columns to leave out."""
-    table = "CSV or Parquet file with a header, or a folder or a pattern of such files"
-    parser.add_argument("data", type=Path, metavar="DATA", help=table)
+    table = "CSV or Parquet files with a header, or folders or patterns of such files, that are one table"
+    parser.add_argument("data", type=Path, nargs="+", metavar="DATA", help=table)
     parser.add_argument("--separator", metavar="CHAR", help="of a CSV file; default: a comma, of .tsv files a tab")
     parser.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
 
 
 def read_table_file(path: Path, separator: str | None = None) -> Any:
     """Return a file as a data frame, in the format that the ending of its name tells."""
-    if not path.is_file():
-        raise UsageError(f"There is no file {str(path)!r}.")
-    (path,) = table_files(path)
     if path.suffix.lower() not in PARQUET:
         names = _csv_header(path, separator)
         with _faults_of_csv(path, separator), _csv_reader(path, separator) as reader:
@@ -72,24 +72,41 @@ def read_table_file(path: Path, separator: str | None = None) -> Any:
     return frame.astype(dict.fromkeys(flags, "boolean"))
 
 
-def table_files(path: Path) -> list[Path]:
-    """Return the files of a table: a single one, or those of a folder or a pattern, in the order of their names."""
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        files = [file for file in files if not any(part[0] in "._" for part in file.relative_to(path).parts)]
-    elif path.is_file():
-        files = [path]
-    else:
-        files = sorted(Path(name) for name in glob(str(path), recursive=True) if os.path.isfile(name))
-    if not files:
-        raise UsageError(f"There is no file {str(path)!r}." if not path.is_dir() else f"{str(path)!r} holds no file.")
+def table_files(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of a table: those that are named, and in their place those of each folder and pattern, sorted.
+
+    All are Parquet files, or none is.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(file for file in path.rglob("*") if file.is_file())
+            found = [file for file in found if not any(part[0] in "._" for part in file.relative_to(path).parts)]
+            if not found:
+                raise UsageError(f"{str(path)!r} holds no file.")
+        elif path.is_file():
+            found = [path]
+        else:
+            found = sorted(Path(name) for name in glob(str(path), recursive=True) if os.path.isfile(name))
+            if not found:
+                raise UsageError(f"There is no file {str(path)!r}.")
+        files += found
+    seen: set[Path] = set()
     for file in files:
         if file.suffix.lower() in OTHER_ENDINGS:
             raise UsageError(f"{str(file)!r} is no CSV or Parquet file: save the table as one of them.")
+        if (resolved := file.resolve()) in seen:
+            raise UsageError(f"{str(file)!r} is part of the table twice: name it, its folder or its pattern once.")
+        seen.add(resolved)
     others = [file.name for file in files if file.suffix.lower() not in PARQUET]
     if 0 < len(others) < len(files):
-        raise UsageError(f"{str(path)!r} holds Parquet files and others, such as {others[0]!r}.")
+        raise UsageError(f"{name_of(paths)!r} holds Parquet files and others, such as {others[0]!r}.")
     return files
+
+
+def name_of(paths: Sequence[Path]) -> str:
+    """Return the name of a table for messages."""
+    return str(paths[0]) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
 
 
 def _require_rows(n_rows: int, path: Path) -> None:
@@ -118,27 +135,26 @@ class TablePiece:
     arrow: Any = None
 
 
-def table_pieces(path: Path, separator: str | None, size: int) -> Iterator[TablePiece]:
+def table_pieces(files: Sequence[Path], separator: str | None, size: int) -> Iterator[TablePiece]:
     """Yield the rows of a table in pieces of ``size`` rows, the last of which may be smaller.
 
-    The table is a file, or all files of a folder or a pattern. Values have the types that they have in the whole table.
+    Values have the types that they have in the whole table.
     """
-    files = table_files(path)
     if files[0].suffix.lower() in PARQUET:
-        yield from _parquet_pieces(path, size)
+        yield from _parquet_pieces(files, size)
     else:
         yield from _csv_pieces(files, separator, size)
 
 
-def _parquet_pieces(path: Path, size: int) -> Iterator[TablePiece]:
+def _parquet_pieces(files: Sequence[Path], size: int) -> Iterator[TablePiece]:
     try:
         import pyarrow as pa
     except ImportError as error:
         raise ImportError(NO_PYARROW) from error
-    dataset = file_dataset(path)
+    dataset = file_dataset(files)
     index = index_columns(dataset)
-    _warn_of_index(path, [name for name in index if not name.startswith("__index_level_")])
-    _require_different(path, dataset.schema.names)
+    _warn_of_index(files[0], [name for name in index if not name.startswith("__index_level_")])
+    _require_different(files[0], dataset.schema.names)
     names = [name for name in dataset.schema.names if name not in index]
     tables = (table for _, table in pieces(dataset, names, [], size))
     for table in _of_size(tables, size, pa.concat_tables):

@@ -162,11 +162,12 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         raise UsageError(f"--report writes .html or .md, got {options.report.name!r}.")
     if options.save is not None and options.save.suffix not in PICKLES:  # the ending says how the file is read again
         raise UsageError(f"--save writes {', '.join(PICKLES[:-1])} or {PICKLES[-1]}, got {options.save.name!r}.")
-    tables = [file for path in (options.data, options.test, options.validation) if path for file in table_files(path)]
-    require_writable([options.output, options.save, options.report], tables)
+    files = table_files(options.data)
+    further = [file for path in (options.test, options.validation) if path for file in table_files([path])]
+    require_writable([options.output, options.save, options.report], [*files, *further])
     settings = parsed_settings(options.set)
     default = DEFAULT_MODEL
-    if options.validation is not None or (options.model is None and is_large(options.data)):
+    if options.validation is not None or (options.model is None and is_large(files)):
         default = DEFAULT_NETWORK
     option = model_named(options.model or default, options.trust)
     splits = rows_to_train(options, _task_of_model(option, options.task), console, warn_of_row_numbers)

@@ -68,14 +68,15 @@ def write_csv(path, frame):
 
 
 def source(kind, folder, frame):
-    """Write a table in some form; return the argument for it."""
-    if kind in ("a.parquet", "a.csv", "a.csv.gz"):
-        return (write_parquet if kind == "a.parquet" else write_csv)(folder / kind, frame)
+    """Write a table in some form; return the arguments for it."""
+    if kind.startswith("a."):
+        return [(write_parquet if kind == "a.parquet" else write_csv)(folder / kind, frame)]
     write, ending = (write_parquet, "parquet") if "parquet" in kind else (write_csv, "csv")
     ends = (0, 300, len(frame) * 3 // 5, len(frame))
-    for i in range(3):
-        write(folder / "in" / f"{i}.{ending}", frame[ends[i] : ends[i + 1]])
-    return folder / "in" / f"*.{ending}" if kind.startswith("pattern") else folder / "in"
+    files = [write(folder / "in" / f"{i}.{ending}", frame[ends[i] : ends[i + 1]]) for i in range(3)]
+    if kind.startswith("files"):  # as a shell names them for a pattern
+        return files
+    return [folder / "in" / f"*.{ending}" if kind.startswith("pattern") else folder / "in"]
 
 
 SOURCES = [
@@ -83,9 +84,9 @@ SOURCES = [
     "a.csv",
     "a.csv.gz",
     "folder of parquet",
-    "pattern of parquet",
-    "folder of csv",
     "pattern of csv",
+    "files of parquet",
+    "files of csv",
 ]
 
 
@@ -95,12 +96,12 @@ def test_pieces_are_predicted_like_the_whole_table(kind, output, model, tmp_path
     path, expected = model
     data = source(kind, tmp_path, table())
     if output is None:
-        status, told = program_json(capsys, "predict", path, data, "--drop", "y", "--keep", "y")
+        status, told = program_json(capsys, "predict", path, *data, "--drop", "y", "--keep", "y")
         found = pd.DataFrame(told["predictions"])
     else:
         out = f"{tmp_path}/new/{output}"
         status, told = program_json(
-            capsys, "predict", path, data, "--columns", *COLUMNS, "--keep", "y", "--output", out
+            capsys, "predict", path, *data, "--columns", *COLUMNS, "--keep", "y", "--output", out
         )
         found = (pd.read_csv if ".csv" in out else pd.read_parquet)(out)
         assert told["output"] == out.rstrip("/")
@@ -208,6 +209,7 @@ REFUSED = {
     "file as a folder": (["in", "--output", "in/0.csv/"], "is a file"),
     "archive": (["in", "--output", "out.zip"], "is an archive"),
     "table as output": (["in", "--output", "in/1.csv"], "is a table that is read"),
+    "file twice": (["in/0.csv", "in", "--output", "out.csv"], "0.csv' is part of the table twice"),
     "no match": (["in/*.parquet", "--output", "out.csv"], "There is no file"),
     "mixed files": (["mixed"], "holds Parquet files and others, such as 'b.csv'"),
     "empty folder": (["none"], "holds no file"),
@@ -266,11 +268,12 @@ def large_from_2000_rows(monkeypatch):
 
 def train(capsys, data, target, folder, *options):
     output = folder / "model.onnx"
-    return program_json(capsys, "train", data, "--target", target, "--output", output, "--quiet", *options)
+    paths = data if isinstance(data, list) else [data]
+    return program_json(capsys, "train", *paths, "--target", target, "--output", output, "--quiet", *options)
 
 
 @pytest.mark.usefixtures("large_from_2000_rows")
-@pytest.mark.parametrize("kind", ["a.parquet", "a.csv", "folder of parquet", "pattern of csv"])
+@pytest.mark.parametrize("kind", ["a.parquet", "a.csv", "a.csv.gz", "a.csv.xz", "folder of parquet", "files of csv"])
 @pytest.mark.parametrize(("target", "drop"), [("state", "late"), ("late", "state")])
 def test_large_tables_are_trained_from_blocks(kind, target, drop, tmp_path, capsys):
     frame = flights()
@@ -285,7 +288,9 @@ def test_large_tables_are_trained_from_blocks(kind, target, drop, tmp_path, caps
     assert 0.18 * FLIGHTS < told["rows"]["test"] < 0.22 * FLIGHTS
     assert told["onnx"]["difference"] < 1e-4
     # The scores are those of the file, which predicts all rows: the held-out ones are a fifth of them.
-    predicted = program_json(capsys, "predict", tmp_path / "model.onnx", data, "--drop", target, drop)[1]["predictions"]
+    predicted = program_json(capsys, "predict", tmp_path / "model.onnx", *data, "--drop", target, drop)[1][
+        "predictions"
+    ]
     found, scores = np.array(next(iter(predicted.values()))), told["scores"]
     weights = [told["rows"][part] for part in scores]
     both = {name: np.average([scores[part][name] for part in scores], weights=weights) for name in scores["test"]}
@@ -357,16 +362,35 @@ def test_large_tables_are_tested_on_tables_of_their_own(tmp_path, capsys):
     assert told["scores"]["test"]["accuracy"] > 0.9
 
 
-def test_folder_of_few_rows_is_trained_in_memory(tmp_path, capsys):
+@pytest.mark.usefixtures("large_from_2000_rows")
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_large_validation_table_is_scored_on_evenly_spaced_rows(kind, tmp_path, capsys, monkeypatch):
+    frame = flights()
+    data = write_parquet(tmp_path / "train.parquet", frame[::3], group=200)
+    held = source(f"folder of {kind}", tmp_path, frame[::-1][:3999])[0]
+    seen = []
+    plain = OrtGradientClassifier.fit
+    monkeypatch.setattr(
+        OrtGradientClassifier, "fit", lambda self, *given, **named: seen.append(named) or plain(self, *given, **named)
+    )
+    options = ["--drop", "late", "--validation", held, "--model", "mlp", "--set", "max_iter=2"]
+    output = ["--target", "state", "--output", tmp_path / "m.onnx"]
+    capsys.readouterr()
+    assert main([*map(str, ["train", data, *output, *options])]) == 0
+    assert f"{held}: 2000 of 3999 rows, evenly spaced" in capsys.readouterr().err
+    assert seen[0]["y_val"].tolist() == frame["state"][::-1][:3999:2].tolist()
+    assert len(seen[0]["X_val"]) == 2000
+
+
+def test_few_rows_of_several_files_are_trained_in_memory(tmp_path, capsys):
     frame = flights(300)
-    for i in range(3):
-        write_parquet(tmp_path / "in" / f"{i}.parquet", frame[i::3])
+    files = [write_parquet(tmp_path / "in" / f"{i}.parquet", frame[i::3]) for i in range(3)]
     together = write_parquet(tmp_path / "one.parquet", pd.concat([frame[i::3] for i in range(3)]))
     told = [
         train(capsys, data, "state", tmp_path, "--drop", "late", "--model", "mlp", "--set", "max_iter=3")[1]["scores"]
-        for data in (tmp_path / "in", tmp_path / "in" / "*.parquet", together)
+        for data in (tmp_path / "in", tmp_path / "in" / "*.parquet", files, together)
     ]
-    assert told[0] == told[1] == told[2]
+    assert told[0] == told[1] == told[2] == told[3]
 
 
 def test_log_loss_takes_probabilities_that_float32_rounds_above_one():
