@@ -531,9 +531,8 @@ class Scores:
         if probabilities is None or not set(np.unique(y)) <= set(self._labels):
             self._log_loss = None
         elif self._log_loss is not None:
-            # onnxruntime's sigmoid reaches 1.0000001 in float32, which scikit-learn refuses
-            shares = np.clip(np.asarray(probabilities, np.float64), 0, 1)
-            shares = shares / shares.sum(axis=1, keepdims=True)
+            shares = np.asarray(probabilities, np.float64)
+            shares = shares / shares.sum(axis=1, keepdims=True)  # in float32 they sum to 1 less closely
             loss = metrics.log_loss(y, shares, labels=self._labels, normalize=False)
             self._log_loss += float(loss)
 

@@ -34,7 +34,15 @@ from .outputs import (
     known_classes,
 )
 from .parameters import CLASSIFIER, attributes
-from .predict import accuracy_of_labels, accuracy_of_several, by_label, decisions, has_one_label, typed_labels
+from .predict import (
+    accuracy_of_labels,
+    accuracy_of_several,
+    by_label,
+    decisions,
+    has_one_label,
+    typed_labels,
+    within_one,
+)
 from .streams import predicted_batches, reads_source, score_of_source
 
 if TYPE_CHECKING:
@@ -238,7 +246,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Notes
         -----
-        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`. For other ``X`` the last activation is
+        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`, whose sigmoid may round to 1.0000001:
+        here it is 1. For other ``X`` the last activation is
         computed in float64 from the same scores: rows then rank as by :meth:`decision_function`, also where float32
         cannot distinguish probabilities close to 1 (it has no numbers between 1 - 6e-8 and 1).
         """
@@ -246,7 +255,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             return predicted_batches(self, "predict_proba", X)
         number_type = prediction_type(X)
         numbers = self._predict(X, output=1, with_scores=number_type is np.float64)
-        return by_label(self._state.decoding, numbers.astype(np.result_type(number_type, numbers), copy=False))
+        decoding = self._state.decoding
+        numbers = within_one(decoding.link, numbers).astype(np.result_type(number_type, numbers), copy=False)
+        return by_label(decoding, numbers)
 
     def decision_function(self, X: TableLike) -> Predictions | list[np.ndarray]:
         """Return the scores: logits for the likelihood losses, margins for the hinge losses.

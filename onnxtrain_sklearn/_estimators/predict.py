@@ -16,6 +16,7 @@ from .._data.held_out import accuracy
 from .._data.inputs import prediction_type
 from .._data.targets import accuracy_at_positions
 from .._inference.graph import Decoding
+from .._model.links import Link
 from .._utils.typing import MatrixLike
 from .examples import graph_inputs, require_numbers
 
@@ -100,6 +101,17 @@ def numbers_in_rows(decoding: Decoding, prediction: np.ndarray, X: MatrixLike) -
 def by_label(decoding: Decoding, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
     """Return the columns of each label separately, if there are several."""
     return np.split(numbers, np.cumsum(decoding.groups)[:-1], axis=1) if decoding.groups else numbers
+
+
+def within_one(link: Link, probabilities: np.ndarray) -> np.ndarray:
+    """Return probabilities in [0, 1], as metrics require them.
+
+    Of all scores in float32, onnxruntime's sigmoid gives 20 the probability 1 + 1.2e-7, and their complements -1.2e-7;
+    they lie between 17.4 and 18. A softmax never exceeds 1.
+    """
+    if link != "sigmoid" or probabilities.dtype != np.float32:
+        return probabilities
+    return np.maximum(np.minimum(probabilities, np.float32(1)), np.float32(0))
 
 
 def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:

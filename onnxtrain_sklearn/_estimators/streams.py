@@ -481,14 +481,28 @@ def _rows_of(parts: Sequence[Any]) -> Any:
 
 
 def bytes_of_blocks(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
-    """Yield what tells one source from another: the sizes, features, targets and weights of its blocks.
-
-    Of tables of Arrow it yields the printed form, which leaves out most rows.
-    """
+    """Yield what tells one source from another: the sizes, features, targets and weights of its blocks."""
     yield repr(list(sizes)).encode()
     for i in range(len(sizes)):
         X, y, weights = block_parts(source, i)
-        yield digest([repr(X) if hasattr(X, "column_names") else X, y, weights])
+        yield digest([_bytes_of_table(X) if hasattr(X, "column_names") else X, y, weights])
+
+
+def _bytes_of_table(table: Any) -> list[Any]:
+    """Return the name, the missing places and the other values of each column of a table of Arrow."""
+    import pyarrow as pa
+
+    found: list[Any] = []
+    for name in table.column_names:
+        column = table.column(name)
+        with pa.BufferOutputStream() as sink:
+            # Without missing values, under which there may be any bytes, and in one part, however the rows were cut.
+            values = pa.table({name: column.drop_null()}).combine_chunks()
+            with pa.ipc.new_stream(sink, values.schema) as stream:
+                stream.write_table(values)
+            gaps = np.packbits(np.asarray(column.is_null())) if column.null_count else None
+            found += [gaps, np.frombuffer(sink.getvalue(), np.uint8)]
+    return found
 
 
 @contextmanager

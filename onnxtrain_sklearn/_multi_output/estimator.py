@@ -22,7 +22,15 @@ from .._estimators.examples import graph_inputs
 from .._estimators.fit import Preparation, initialize, train
 from .._estimators.outputs import OutputTask, links_classes
 from .._estimators.parameters import Parameters, output_attributes
-from .._estimators.predict import accuracy_of_several, by_label, decisions, has_one_label, numbers_in_rows, typed_labels
+from .._estimators.predict import (
+    accuracy_of_several,
+    by_label,
+    decisions,
+    has_one_label,
+    numbers_in_rows,
+    typed_labels,
+    within_one,
+)
 from .._estimators.scoring import numbers_of_outputs, rows_of
 from .._inference.graph import Decoding, OutputOptions
 from .._utils.params import documented
@@ -282,7 +290,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         number_type = prediction_type(X)
         found = self._predicted(X, 1, with_scores=number_type is np.float64)
         return OutputPredictions(
-            (name, by_label(decoding, p.astype(np.result_type(number_type, p), copy=False)))
+            (name, by_label(decoding, within_one(decoding.link, p).astype(np.result_type(number_type, p), copy=False)))
             for name, decoding, p in found
             if decoding.has_probabilities
         )

@@ -30,6 +30,7 @@ from .._estimators.fit import raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
 from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
+from .._estimators.predict import within_one
 from .._estimators.scoring import Scoring
 from .._estimators.streams import (
     Batching,
@@ -46,7 +47,7 @@ from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.graph import Decoding
 from .._inference.predictor import Predictor, prediction_graph
-from .._model.links import Task
+from .._model.links import Link, Task
 from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
@@ -450,12 +451,14 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
 
         Notes
         -----
-        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`. For other ``X`` they are float64, and
+        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`, whose sigmoid may round to 1.0000001:
+        here it is 1. For other ``X`` they are float64, and
         those of classes are divided by their sum in it, which metrics such as the log loss require to be 1.
         """
         if reads_source(X):
             return predicted_batches(self, "predict_proba", X)
-        numbers = self._predict(X, 1).astype(prediction_type(X), copy=False)
+        link: Link = "softmax" if self._task == "multiclass" else "sigmoid"
+        numbers = within_one(link, self._predict(X, 1)).astype(prediction_type(X), copy=False)
         sums_to_one = numbers.dtype != np.float32 and self._task != "multilabel"
         return numbers / numbers.sum(axis=1, keepdims=True) if sums_to_one else numbers
 

@@ -15,7 +15,6 @@ from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
 from onnxtrain_sklearn._cli import predict, rows
-from onnxtrain_sklearn._cli.train import Scores
 from onnxtrain_sklearn._data import row_blocks
 from tests.cli.tables import program_json
 from tests.helpers.command import main
@@ -391,13 +390,6 @@ def test_few_rows_of_several_files_are_trained_in_memory(tmp_path, capsys):
         for data in (tmp_path / "in", tmp_path / "in" / "*.parquet", files, together)
     ]
     assert told[0] == told[1] == told[2] == told[3]
-
-
-def test_log_loss_takes_probabilities_that_float32_rounds_above_one():
-    p = np.array([[1 + 2.0**-23, -(2.0**-23)], [0.25, 0.75]], np.float32)
-    scores = Scores("classification", ["a", "b"])
-    scores.update(np.array(["a", "a"]), np.array(["a", "b"]), p)
-    assert scores.by_name()["log_loss"] == pytest.approx(np.log(4) / 2, rel=1e-6)
 
 
 WRONG = {

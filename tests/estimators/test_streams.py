@@ -23,6 +23,7 @@ from onnxtrain_sklearn import (
     Inputs,
     OrtGradientClassifier,
     OrtGradientRegressor,
+    RealMLPClassifier,
     RowBlocks,
     callbacks,
 )
@@ -345,6 +346,40 @@ def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(tmp_path):
         classifier(max_iter=5, callbacks=[saved, Failure()]).fit(rows)
     found = classifier(max_iter=5, callbacks=[callbacks.Checkpoint(tmp_path / "saved")]).fit(rows)
     assert same_bits(found, expected)
+
+
+@pytest.mark.parametrize("change", ["number", "gap", "text", "none"])
+def test_checkpoint_keeps_a_seed_for_each_of_tables_that_look_alike(change, tmp_path):
+    """The seed belongs to all values of a table, where its printed form shows a few."""
+    X, y = labels()
+    columns = {"x": X[:, 0], "gap": np.where(np.arange(len(X)) % 7, X[:, 1], None), "text": y.astype(str)}
+    other = {name: column.copy() for name, column in columns.items()}
+    if change == "number":
+        other["x"][617] += 1e-3
+    elif change == "gap":  # a gap and the value beside it change places
+        other["gap"][615:617] = other["gap"][615:617][::-1].copy()
+    elif change == "text":
+        other["text"][617] = "7"
+    tables = [pa.table({name: pa.array(column) for name, column in one.items()}) for one in (columns, other)]
+    assert repr(tables[0]) == repr(tables[1])
+    assert (tables[0] == tables[1]) == (change == "none")
+
+    class Blocks:
+        buffer_rows = 200
+
+        def __init__(self, table):
+            self.table = table
+
+        def __len__(self):
+            return 24
+
+        def block(self, i):
+            return self.table.slice(50 * i, 50), y[50 * i : 50 * i + 50]
+
+    for table in tables:
+        net = RealMLPClassifier("td-s", max_iter=1, random_state=None, callbacks=[callbacks.Checkpoint(tmp_path)])
+        net.fit(Blocks(table))
+    assert len(list(tmp_path.glob("seed-*"))) == (1 if change == "none" else 2)
 
 
 def test_device_with_memory_of_its_own_trains_on_a_stream(monkeypatch, tmp_path):
