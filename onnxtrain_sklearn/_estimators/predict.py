@@ -111,7 +111,8 @@ def within_one(link: Link, probabilities: np.ndarray) -> np.ndarray:
     """
     if link != "sigmoid" or probabilities.dtype != np.float32:
         return probabilities
-    return np.maximum(np.minimum(probabilities, np.float32(1)), np.float32(0))
+    below: np.ndarray = np.minimum(probabilities, np.float32(1))
+    return np.maximum(below, np.float32(0), out=below)
 
 
 def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
