@@ -111,8 +111,8 @@ def within_one(link: Link, probabilities: np.ndarray) -> np.ndarray:
     """
     if link != "sigmoid" or probabilities.dtype != np.float32:
         return probabilities
-    below: np.ndarray = np.minimum(probabilities, np.float32(1))
-    return np.maximum(below, np.float32(0), out=below)
+    cut: np.ndarray = np.maximum(np.minimum(probabilities, np.float32(1)), np.float32(0))
+    return cut
 
 
 def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
