@@ -573,8 +573,8 @@ def evaluate(trained: Trained, rows: AnyRows, task: TableTask) -> Scores:
     scores = Scores(task, labels)
     for part in rows.parts():
         X = trained.prepare(part.frame)
-        gives_probabilities = task == "classification" and hasattr(trained.predictor, "predict_proba")
-        probabilities = trained.predictor.predict_proba(X) if gives_probabilities else None
+        require_probabilities = task == "classification" and hasattr(trained.predictor, "predict_proba")
+        probabilities = trained.predictor.predict_proba(X) if require_probabilities else None
         scores.update(part.y, np.asarray(trained.predictor.predict(X)), probabilities)
     return scores
 

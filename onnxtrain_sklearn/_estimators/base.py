@@ -28,7 +28,7 @@ from ..finetuning import FineTuner
 from ..models import GraphModel
 from ..models.given import bare_model
 from .adaptation import adaptable_graph, adapters_of, save_adapter
-from .call import Call, together
+from .call import Call, optional_data
 from .coefficients import coefficients_of, intercept_of, trained_estimator
 from .config import is_on
 from .describe import Description, describe
@@ -448,7 +448,7 @@ class BaseOrtGradient(GraphEstimator):
     finetune: str | FineTuner | None = "auto"  # type: ignore[misc]  # elsewhere it is fixed
 
     @abstractmethod
-    def _task(self) -> OutputTask:
+    def _output_task(self) -> OutputTask:
         """Return the task of the output, as the parameters of the estimator define it."""
 
     def fit(
@@ -499,8 +499,8 @@ class BaseOrtGradient(GraphEstimator):
             the last weights of a finite loss.
         """
         validation, old = (
-            together("val", X_val, y_val, sample_weight_val),
-            together("old", X_old, y_old, sample_weight_old),
+            optional_data("val", X_val, y_val, sample_weight_val),
+            optional_data("old", X_old, y_old, sample_weight_old),
         )
         return train(self, Call(X, y, sample_weight, None, validation, resume=is_on(self.warm_start), old=old))
 

@@ -65,7 +65,7 @@ class Call:
     resources: ExitStack = field(default_factory=ExitStack)
 
 
-def together(name: str, X: Any, y: Any, sample_weight: Any) -> Validation | None:
+def optional_data(name: str, X: Any, y: Any, sample_weight: Any) -> Validation | None:
     """Return data that belong together, such as ``X_val``, ``y_val`` and their weights; None if none are given."""
     if (X is None) != (y is None):
         raise ValueError(f"X_{name} and y_{name} belong together: give both or neither.")

@@ -24,14 +24,14 @@ from ..losses import Loss, LossBlock
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from .base import BaseOrtGradient
-from .call import Call, together
+from .call import Call, optional_data
 from .config import check_partial_fit, is_on, trains_in_minibatches
 from .fit import initialize, train
 from .outputs import (
     LabelTask,
     OutputTask,
-    gives_probabilities,
     known_classes,
+    require_probabilities,
 )
 from .parameters import CLASSIFIER, attributes
 from .predict import (
@@ -137,8 +137,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         resumes = is_on(self.warm_start) and hasattr(self, "_state")
         known = _known_classes(self, classes, self.classes_ if resumes else None)
         validation, old = (
-            together("val", X_val, y_val, sample_weight_val),
-            together("old", X_old, y_old, sample_weight_old),
+            optional_data("val", X_val, y_val, sample_weight_val),
+            optional_data("old", X_old, y_old, sample_weight_old),
         )
         return train(self, Call(X, y, sample_weight, known, validation, resume=is_on(self.warm_start), old=old))
 
@@ -228,7 +228,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         labels = self._predict(X)  # raises if it is not fitted
         return typed_labels(self._state.decoding, labels)
 
-    @available_if(gives_probabilities)
+    @available_if(require_probabilities)
     def predict_proba(self, X: TableLike) -> Predictions | list[np.ndarray]:
         """Predict probabilities.
 
@@ -368,7 +368,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         tags.target_tags.multi_output = True
         return tags
 
-    def _task(self) -> OutputTask:
+    def _output_task(self) -> OutputTask:
         given: Any = resolve_graph_model(self.model)
         return LabelTask(self.loss, given.output_kind, given.class_axis, self.ignore_label, self.class_weight)
 

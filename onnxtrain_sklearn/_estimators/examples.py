@@ -37,7 +37,7 @@ def training_examples(
     estimator: Any, call: Call, graph: TrainableModel | None, fitted: FittedModel | None, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call; ``graph`` is None if it is not built yet."""
-    task: OutputTask = estimator._task()
+    output_task: OutputTask = estimator._output_task()
     specs: Specs = None if graph is None else graph.inputs
     builder = None if graph is not None else resolve_builder(estimator.model)
     if builder is not None and "row_shape" in keywords_of(builder) and dimensions(call.X) > 2:
@@ -57,12 +57,14 @@ def training_examples(
     if known is None and call.stream is not None and not call.one_epoch:
         known = call.stream.classes  # call.y is a sample, which may lack some
     # The decoding of an earlier call, and a fitted model, say what y holds; otherwise y and the graph do.
-    at_positions = old is None and fitted is None and takes_positions(task, graph, call.y)
+    at_positions = old is None and fitted is None and takes_positions(output_task, graph, call.y)
     if call.one_epoch and old is None:
-        require_known_labels(task, call.y, known, at_positions=at_positions)
+        require_known_labels(output_task, call.y, known, at_positions=at_positions)
     decoding, known = (None, known) if old is None else (old.decoding, old.decoding.classes)
     n_rows = len(next(iter(columns.values())))
-    found = weighted_targets(task, n_rows, call.y, call.sample_weight, known, decoding, at_positions=at_positions)
+    found = weighted_targets(
+        output_task, n_rows, call.y, call.sample_weight, known, decoding, at_positions=at_positions
+    )
     return Examples(columns, *found)
 
 
@@ -74,7 +76,7 @@ def validation_examples(
     columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
     n_rows, decoding = len(next(iter(columns.values()))), state.decoding
     found = weighted_targets(
-        estimator._task(), n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
+        estimator._output_task(), n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
     )
     return Examples(columns, *found)
 

@@ -74,7 +74,7 @@ def exported_training(
     outputs: tuple[ExportedOutput, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
     loss: Loss | TotalLoss = (
-        loss_of(estimator._task(), state.fitted, state.graph)
+        loss_of(estimator._output_task(), state.fitted, state.graph)
         if not outputs
         else TotalLoss(tuple(one.loss for one in outputs), has_factors=True)
     )
@@ -108,8 +108,8 @@ def exported_training(
             f"for an output would meet those with one: train it in Python, or take a loss of single rows."
         )
     minibatches = _separate_minibatches(parts, config.loop.accumulate)
-    ignored = None if state.decoding.positions is None or outputs else estimator._task().ignore_label
-    weights = None if outputs else exported_class_weights(estimator._task(), state.decoding, state.balanced)
+    ignored = None if state.decoding.positions is None or outputs else estimator._output_task().ignore_label
+    weights = None if outputs else exported_class_weights(estimator._output_task(), state.decoding, state.balanced)
     table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
     return ExportedTraining(parts, state.decoding, facts, weights, ignored, target, outputs, front, minibatches)
@@ -133,10 +133,10 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
 
 
 def exported_class_weights(
-    task: OutputTask, decoding: Decoding, balanced: tuple[float, ...] | None
+    output_task: OutputTask, decoding: Decoding, balanced: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
     """Return the weight of each class; labels at positions have theirs in the loss."""
-    given, classes = task.class_weight, decoding.classes
+    given, classes = output_task.class_weight, decoding.classes
     if given is None or decoding.positions is not None:
         return None
     if decoding.task not in ("binary", "multiclass") or isinstance(classes, list):
@@ -382,7 +382,7 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
         raise ModelError(
             "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
         )
-    loss = loss_of(estimator._task(), state.fitted, state.graph)
+    loss = loss_of(estimator._output_task(), state.fitted, state.graph)
     names = {value.name for value in state.trained_form.model.graph.initializers.values()}
     generate_artifacts(
         to_proto(_with_loss(state, loss)),

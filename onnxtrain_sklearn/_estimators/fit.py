@@ -397,7 +397,7 @@ class Transaction:
 
     def fail(self, error: BaseException, state: FittedState | None) -> None:
         """Roll back; publish ``state`` if training diverged, or if the arrays that it changed were not copied."""
-        overwritten = self._resumed is not None and not self._resumed.is_whole
+        overwritten = self._resumed is not None and not self._resumed.can_restore
         if state is not None and (isinstance(error, DivergenceError) or overwritten):
             self.publish(state)
             return
@@ -443,7 +443,7 @@ class ResumedState:
         return self._state.parameters.buffer.nbytes + sum(slot.nbytes for slot in slots.values())
 
     @property
-    def is_whole(self) -> bool:
+    def can_restore(self) -> bool:
         """True if the arrays are unchanged: they are copies, or neither a step nor an epoch was taken."""
         optimizer, history = self._state.optimizer, self._state.history
         same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch

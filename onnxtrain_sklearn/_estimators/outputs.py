@@ -1,9 +1,9 @@
 """What an output of the graph learns (:class:`OutputTask`), and how its scores become predictions (``Decoding``).
 
-A task is made of the parameters of an estimator: labels or numbers, how ``y`` is encoded, how predictions are scored.
-If several outputs are trained, each has a task. The loss, the targets and the number of scores then determine the
-decoding: task, link, labels. A given graph is run first, to learn whether its output holds scores, probabilities or
-logarithms.
+An ``output_task`` is made of the parameters of an estimator: labels or numbers, how ``y`` is encoded, how predictions
+are scored. If several outputs are trained, each has one. The loss, the targets and the number of scores then determine
+the decoding: ``task`` (a word such as "multiclass"), link and labels. A given graph is run first, to learn whether its
+output holds scores, probabilities or logarithms.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .._data.targets import (
 )
 from .._fitted.fitted_model import FittedModel, listed
 from .._inference.graph import Decoding
-from .._model.links import Link, Positions, Task
+from .._model.links import Positions, Task
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device
 from .._pretrained.comparison import (
@@ -155,15 +155,16 @@ class NumberTask(OutputTask):
 # Methods of an estimator exist or not by its loss and its fitted state.
 
 
-def gives_probabilities(estimator: Parameters) -> bool:
+def require_probabilities(estimator: Parameters) -> bool:
+    """Return True; raise AttributeError, as ``available_if`` expects, if there are no probabilities."""
     state: FittedState | None = getattr(estimator, "_state", None)
     loss = estimator.loss
-    if not (links_classes(loss) if state is None else state.decoding.has_probabilities):
+    if not (has_probabilities(loss) if state is None else state.decoding.has_probabilities):
         raise AttributeError(f"predict_proba is not available: loss={loss!r} gives scores without probabilities.")
     return True
 
 
-def links_classes(loss: object) -> bool:
+def has_probabilities(loss: object) -> bool:
     """Return True if ``loss`` gives probabilities; for an invalid loss ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
@@ -183,7 +184,7 @@ def takes_negative_numbers(loss: object) -> bool:
 
 
 def weighted_targets(
-    task: OutputTask,
+    output_task: OutputTask,
     n_rows: int,
     y: ArrayLike,
     sample_weight: ArrayLike | None,
@@ -197,13 +198,13 @@ def weighted_targets(
     Targets must match ``decoding``, the decoding of the first call; it is None in the first call itself.
     """
     of_positions = at_positions or (decoding is not None and decoding.positions is not None)
-    targets = position_targets(y, classes, task.ignore_label) if of_positions else task.encode(y, classes)
+    targets = position_targets(y, classes, output_task.ignore_label) if of_positions else output_task.encode(y, classes)
     if n_rows != len(targets.values):
         raise ValueError(
             f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {len(targets.values)}."
         )
     if of_positions:
-        return weighted_positions(targets, sample_weight, task.class_weight)
+        return weighted_positions(targets, sample_weight, output_task.class_weight)
 
     # The outputs of the first call: their number, and one label or several in a row.
     if decoding is not None and targets.task == "regression" and targets.row_shape != decoding.row_shape:
@@ -215,8 +216,8 @@ def weighted_targets(
         expected = "indicators of several labels a row" if decoding.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
     if targets.counts is not None:
-        return targets, weights_of_counted(targets, sample_weight, task.class_weight)
-    return targets, row_weights(sample_weight, targets, task.class_weight)
+        return targets, weights_of_counted(targets, sample_weight, output_task.class_weight)
+    return targets, row_weights(sample_weight, targets, output_task.class_weight)
 
 
 def known_classes(classes: Any, earlier: Classes, *, of_given_graph: bool) -> Classes:
@@ -234,24 +235,26 @@ def known_classes(classes: Any, earlier: Classes, *, of_given_graph: bool) -> Cl
     return found if earlier is None else earlier
 
 
-def require_known_labels(task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
+def require_known_labels(output_task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
     """Raise at the first ``partial_fit`` if the labels of later calls are unknown.
 
     They are known from ``classes``, or if y is an indicator matrix, which has a column for each label.
     """
-    found = None if at_positions else ignored_in(y, task.ignore_label)
+    found = None if at_positions else ignored_in(y, output_task.ignore_label)
     if found is not None and classes is None and found[1].any():
         y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
-    require_labels(y, classes, classifies=task.classifies, at_positions=at_positions)
+    require_labels(y, classes, classifies=output_task.classifies, at_positions=at_positions)
 
 
-def balanced_weights(task: OutputTask, sample_weight: ArrayLike | None, targets: Targets) -> tuple[float, ...] | None:
+def balanced_weights(
+    output_task: OutputTask, sample_weight: ArrayLike | None, targets: Targets
+) -> tuple[float, ...] | None:
     """Return the weight of each class by ``class_weight="balanced"``.
 
     None if it is not set, or if rows have several labels.
     """
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
-    if task.class_weight != "balanced" or not one_label:
+    if output_task.class_weight != "balanced" or not one_label:
         return None
     weights = checked_weights(sample_weight, len(targets.values)) * (1.0 if targets.counts is None else targets.counts)
     return tuple(weights_of_classes("balanced", targets.classes, targets.values, weights).tolist())
@@ -260,15 +263,15 @@ def balanced_weights(task: OutputTask, sample_weight: ArrayLike | None, targets:
 # Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.
 
 
-def takes_positions(task: OutputTask, graph: TrainableModel | None, y: ArrayLike) -> bool:
+def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: ArrayLike) -> bool:
     """Return True if ``y`` has a label at each position.
 
     It does if ``class_axis`` is set. Otherwise a matrix does if the scores of a row have several axes; else its columns
     are several labels of a row.
     """
-    if not task.classifies or sp.issparse(y):
+    if not output_task.classifies or sp.issparse(y):
         return False
-    if task.class_axis != "auto":
+    if output_task.class_axis != "auto":
         return True
     if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
         return False  # one axis, without a copy
@@ -373,17 +376,17 @@ class OutputChoice(NamedTuple):
 def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodingChoice:
     """Return the decoding for the loss and the targets, and the settings of the step."""
     config, old, fitted = context.config, context.old, context.fitted
-    task: OutputTask = context.estimator._task()
+    output_task: OutputTask = context.estimator._output_task()
     has_known_scores = graph.members is not None or bool(context.head_names)
-    if has_known_scores and task.output_kind not in ("auto", "scores"):
+    if has_known_scores and output_task.output_kind not in ("auto", "scores"):
         raise ValueError(
-            f"output_kind={task.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
+            f"output_kind={output_task.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
             f"scores. Set 'auto'."
         )
-    loss = loss_of(task, fitted, graph)
+    loss = loss_of(output_task, fitted, graph)
     runs = old is None and fitted is None and not has_known_scores
     chosen = choose_output(
-        task,
+        output_task,
         loss,
         graph,
         examples.targets,
@@ -400,7 +403,7 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
 
 
 def choose_output(
-    task: OutputTask,
+    output_task: OutputTask,
     loss: Loss,
     graph: TrainableModel,
     targets: Targets,
@@ -421,7 +424,7 @@ def choose_output(
     if old is not None:
         positions = old.positions
     else:
-        positions = positions_of(reference, graph, targets, task.class_axis) if targets.has_positions else None
+        positions = positions_of(reference, graph, targets, output_task.class_axis) if targets.has_positions else None
     if reference is not None:
         if positions is not None:
             reference = reference.at(positions)
@@ -429,7 +432,9 @@ def choose_output(
             require_target_shape(reference, targets)
         else:
             require_column_shape(reference.row_shape, reference.name)
-        graph, n_columns = resolve_output_kind(graph, reference, task.output_kind, classifies=task.classifies)
+        graph, n_columns = resolve_output_kind(
+            graph, reference, output_task.output_kind, classifies=output_task.classifies
+        )
     elif old is not None:
         n_columns = old.n_outputs
     elif fitted is not None:
@@ -439,10 +444,10 @@ def choose_output(
     return OutputChoice(graph, *decoding_for(graph, loss, targets, n_columns, positions), reference)
 
 
-def loss_of(task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
+def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
     """Return the loss; the default for a fitted model is the loss that the model minimizes."""
-    follows = isinstance(task.loss, str) and task.loss == task.default_loss
-    return resolve_loss(fitted.loss if follows and fitted is not None else task.loss, graph.joined)
+    follows = isinstance(output_task.loss, str) and output_task.loss == output_task.default_loss
+    return resolve_loss(fitted.loss if follows and fitted is not None else output_task.loss, graph.joined)
 
 
 def _score_columns(graph: TrainableModel, columns: Columns, device: Device) -> int:
@@ -460,15 +465,15 @@ def decoding_for(
 ) -> tuple[TrainableModel, Decoding]:
     """Return the model with ``scores`` set before or after its final activation, and the decoding."""
     of_pairs = graph.link == "votes"
-    task = _task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
-    of_label: Task = "multiclass" if task == "multioutput" else task
-    if of_label not in loss.tasks:
-        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if of_label in kind.tasks)
+    task = _trained_task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
+    task_of_label: Task = "multiclass" if task == "multioutput" else task
+    if task_of_label not in loss.tasks:
+        valid = ", ".join(repr(name) for name, kind in LOSSES.items() if task_of_label in kind.tasks)
         raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
-    link = loss.link(of_label)
+    link = loss.link(task_of_label)
     if task == "regression":
-        seen = graph if graph.link == link else graph.ignoring_activation()
-        return seen, Decoding(task, link, n_columns, row_shape=targets.row_shape)
+        graph = graph if graph.link == link else graph.ignoring_activation()
+        return graph, Decoding(task, link, n_columns, row_shape=targets.row_shape)
     if of_pairs:
         return graph, Decoding(task, "identity", n_columns, targets.classes)
     if graph.link not in ("sigmoid", "softmax"):
@@ -482,11 +487,12 @@ def decoding_for(
         raise ValueError(
             f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
         )
-    own: Link = graph.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
-    return graph, Decoding(task, own, n_columns, targets.classes, positions=positions)
+    # A likelihood loss takes the link that the graph has; a hinge loss reads the scores without one.
+    link = graph.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
+    return graph, Decoding(task, link, n_columns, targets.classes, positions=positions)
 
 
-def _task(targets: Targets, n_columns: int) -> Task:
+def _trained_task(targets: Targets, n_columns: int) -> Task:
     """Return the task for ``n_columns`` scores; two classes with two scores are trained as multiclass."""
     if targets.task == "binary" and n_columns == 2:
         return "multiclass"

@@ -154,6 +154,6 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         tags.target_tags.positive_only = not takes_negative_numbers(self.loss)
         return tags
 
-    def _task(self) -> OutputTask:
+    def _output_task(self) -> OutputTask:
         given: Any = resolve_graph_model(self.model)
         return NumberTask(self.loss, given.output_kind)

@@ -373,7 +373,7 @@ def validation(
     if estimator.scoring is not None and not is_accuracy:
         return scored, score_by(estimator, estimator.scoring, state, scored)
     with_scores = watches_loss(estimator, state, call)
-    return scored, OwnScore(estimator._task().score, state, scored, with_scores=with_scores)
+    return scored, OwnScore(estimator._output_task().score, state, scored, with_scores=with_scores)
 
 
 def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:

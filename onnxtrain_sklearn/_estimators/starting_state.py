@@ -168,8 +168,8 @@ def complete_state(
     Set the balanced weights of the classes and the range of the targets. Raise or warn for data that the model cannot
     take. Return the scores of a given graph for some rows; nothing for other models.
     """
-    task: OutputTask = context.estimator._task()
-    state.balanced = balanced_weights(task, context.call.sample_weight, examples.targets)
+    output_task: OutputTask = context.estimator._output_task()
+    state.balanced = balanced_weights(output_task, context.call.sample_weight, examples.targets)
     if state.balanced is not None and context.call.stream is not None:
         by_label = context.call.stream.class_weight("balanced")
         state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())

@@ -156,8 +156,8 @@ class GraphBlocks:
     def __init__(self, stream: Stream, estimator: Any, state: FittedState, loss: Any, *, ignores: bool) -> None:
         self._stream, self._estimator, self._state = stream, estimator, state
         self._loss, self._ignores = loss, ignores
-        task: OutputTask = estimator._task()
-        self._task = replace(task, class_weight=stream.class_weight(task.class_weight))
+        output_task: OutputTask = estimator._output_task()
+        self._output_task = replace(output_task, class_weight=stream.class_weight(output_task.class_weight))
 
     @property
     def n_rows(self) -> int:
@@ -176,7 +176,7 @@ class GraphBlocks:
                 columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
             n_rows, decoding = len(next(iter(columns.values()))), state.decoding
             targets, weights = weighted_targets(
-                self._task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
+                self._output_task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
             )
             if targets.lacks_labels and not self._ignores:
                 raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
@@ -274,7 +274,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     source = call.blocks
     if source is None:
         return call
-    task: OutputTask = estimator._task()
+    output_task: OutputTask = estimator._output_task()
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = sizes_of_blocks(source)
     every = list(range(len(sizes)))
@@ -282,7 +282,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     if (whole := rows_in_buffer(source, sizes)) is not None:
         X, y, sample_weight = whole
         return replace(call, X=X, y=y, sample_weight=sample_weight, validation_fraction=fraction)
-    _require_passes(estimator, call, config)
+    _require_streamable(estimator, call, config)
 
     read = getattr(source, "targets", None) or (lambda i: block_parts(source, i)[1:])
     filled = [i for i in every if sizes[i]]
@@ -300,35 +300,35 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
             )
         for place in rng.permutation(len(filled)).tolist():
             with named_block(source, filled[place]):
-                if len(held_out) < count and counted_rows(task, *read(filled[place])).any():
+                if len(held_out) < count and counted_rows(output_task, *read(filled[place])).any():
                     held_out.append(filled[place])
         held_out.sort()
     stream = Stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
 
-    own_labels: list[LabelCounts] = []
     # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
+    labels_by_block: list[LabelCounts] = []
     known, apart = call.classes if old is None else old.decoding.classes, set(held_out)
     for i in filled:
         with named_block(source, i):
             y, weights = read(i)
-            rows = int(np.count_nonzero(counted_rows(task, y, weights)))
+            rows = int(np.count_nonzero(counted_rows(output_task, y, weights)))
             trains = rows > 0 and i not in apart
-            add_targets(stream, task, y, weights, known, own_labels, counts=trains)
+            add_targets(stream, output_task, y, weights, known, labels_by_block, trains=trains)
         if trains:
             stream.trained.append(i)
             stream.n_rows += rows
     if not stream.n_rows:
         raise ValueError("All rows to train on have weight zero.")
-    if task.classifies:
-        stream.keys = [mean_place(own, stream.labels[0].labels) for own in own_labels]
+    if output_task.classifies:
+        stream.keys = [mean_place(own, stream.labels[0].labels) for own in labels_by_block]
     validation = call.validation
     if held_out:
-        validation = sample_of_blocks(source, task, held_out, sizes, buffer_rows)
-    X, y, sample_weight = sample_of_blocks(source, task, stream.trained, sizes, SAMPLE_ROWS)
+        validation = sample_of_blocks(source, output_task, held_out, sizes, buffer_rows)
+    X, y, sample_weight = sample_of_blocks(source, output_task, stream.trained, sizes, SAMPLE_ROWS)
     return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
 
 
-def _require_passes(estimator: Any, call: Call, config: TrainingConfig) -> None:
+def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> None:
     """Raise for settings that need all rows in memory."""
     name = None
     if not config.optimizer.takes_minibatches:
@@ -346,57 +346,55 @@ def _require_passes(estimator: Any, call: Call, config: TrainingConfig) -> None:
 
 def add_targets(
     stream: Stream,
-    task: OutputTask,
+    output_task: OutputTask,
     y: np.ndarray,
     sample_weight: np.ndarray | None,
     classes: Classes,
-    own_labels: list[LabelCounts],
+    labels_by_block: list[LabelCounts],
     *,
-    counts: bool,
+    trains: bool,
 ) -> None:
-    """Add the targets of a block to what is known of all rows; all blocks tell labels, those to train on the rest.
+    """Add the targets of a block to the facts on all rows.
 
+    Labels come from all blocks; weights, means, moments and extremes from the blocks to train on (``trains``).
     ``classes`` are the labels that are given or known from an earlier call; None: those of the table.
     """
     weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
-    if task.classifies:
-        found = ignored_in(y, task.ignore_label)
-        labels, known = (y, None) if found is None else found
-        columns = labels.reshape(len(labels), -1)
-        if classes is not None:
-            task.encode(y, classes)  # raises for other labels
-        if known is not None and columns.shape[1] > 1:
-            raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
-        known = None if known is None else known.reshape(-1)
-        stream.labels = stream.labels or [LabelCounts() for _ in columns.T]
-        own = np.ones(len(y)) if weights is None else weights
-        own = own * (1.0 if known is None else known) * counts
-        for one, column in zip(stream.labels, columns.T, strict=True):
-            there = slice(None) if known is None else known
-            one.update(column[there], own[there])
-        if counts:
-            own_labels.append(LabelCounts().update(columns[:, 0] if known is None else columns[known, 0]))
-    else:
-        own = np.ones(len(y)) if weights is None else weights
-        if counts:
-            values = task.encode(y, None).values
+    if not output_task.classifies:
+        if trains:
+            values = output_task.encode(y, None).values
             stream.keys.append(float(values.mean()))
-            chosen = values if weights is None else values[weights > 0]
-            stream.extremes.update(chosen)
+            stream.extremes.update(values if weights is None else values[weights > 0])
             for method in ("standard", "mean"):
                 for centered in (True, False):
                     empty = target_moments(method, centered=centered)
                     stream.moments.setdefault((method, centered), empty).update(values, weights)
+        return
+    found = ignored_in(y, output_task.ignore_label)
+    labels, counted = (y, None) if found is None else found
+    columns = labels.reshape(len(labels), -1)
+    if classes is not None:
+        output_task.encode(y, classes)  # raises for other labels
+    if counted is not None and columns.shape[1] > 1:
+        raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
+    rows = slice(None) if counted is None else counted.reshape(-1)
+    label_weights = np.ones(len(y)) if weights is None else weights
+    label_weights = label_weights * trains  # a label that only held-out rows have is a class of weight zero
+    stream.labels = stream.labels or [LabelCounts() for _ in columns.T]
+    for known, column in zip(stream.labels, columns.T, strict=True):
+        known.update(column[rows], label_weights[rows])
+    if trains:
+        labels_by_block.append(LabelCounts().update(columns[rows, 0]))
 
 
-def counted_rows(task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+def counted_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     """Return a mask of the rows whose weight is above zero, that of their class included."""
     counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
-    if not task.classifies:
+    if not output_task.classifies:
         return counted
-    found = ignored_in(y, task.ignore_label)
+    found = ignored_in(y, output_task.ignore_label)
     labels, known = (y, counted) if found is None else found
-    columns, given = labels.reshape(len(labels), -1), task.class_weight
+    columns, given = labels.reshape(len(labels), -1), output_task.class_weight
     counted &= known.reshape(len(labels), -1).any(axis=1)
     of_columns = given if isinstance(given, list) else [given] * columns.shape[1]
     for column, weights in zip(columns.T, of_columns, strict=False):  # a list of another length is refused later
@@ -413,7 +411,7 @@ def mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
 
 
 def sample_of_blocks(
-    source: Any, task: OutputTask, blocks: Sequence[int], sizes: Sequence[int], most: int
+    source: Any, output_task: OutputTask, blocks: Sequence[int], sizes: Sequence[int], most: int
 ) -> tuple[Any, Any, Any]:
     """Return up to about ``most`` rows that count, evenly spaced in evenly spaced blocks; all rows if no more."""
     total = sum(sizes[i] for i in blocks)
@@ -426,7 +424,7 @@ def sample_of_blocks(
     for i in blocks:
         X, y, weights = block_parts(source, i)
         if stride > 1:
-            rows = np.flatnonzero(counted_rows(task, y, weights))[::stride]
+            rows = np.flatnonzero(counted_rows(output_task, y, weights))[::stride]
             X, y = taken_rows(X, rows), np.asarray(y)[rows]
             weights = None if weights is None else np.asarray(weights)[rows]
         parts.append((X, y, weights))
@@ -458,14 +456,14 @@ def joined_parts(parts: Sequence[tuple[Any, np.ndarray, np.ndarray | None]]) -> 
     weights = None
     if any(own is not None for _, _, own in parts):
         weights = np.concatenate([np.ones(len(y)) if own is None else own for _, y, own in parts])
-    return _rows_of([X for X, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), weights
+    return _joined_rows([X for X, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), weights
 
 
-def _rows_of(parts: Sequence[Any]) -> Any:
+def _joined_rows(parts: Sequence[Any]) -> Any:
     """Return the features of several blocks as one."""
     first = parts[0]
     if isinstance(first, Mapping):  # of several inputs
-        return {name: _rows_of([one[name] for one in parts]) for name in first}
+        return {name: _joined_rows([one[name] for one in parts]) for name in first}
     if hasattr(first, "column_names"):
         import pyarrow as pa
 
@@ -533,7 +531,7 @@ BATCH_ROWS, BATCH_NUMBERS = 2**16, 2**23
 """Rows that are predicted at a time, and most numbers in their columns: wide rows come in smaller batches."""
 
 
-class _Rows(NamedTuple):
+class SourceRows(NamedTuple):
     """Rows of a source: features, targets and weights if they are scored, and the place of each part for messages."""
 
     n_rows: int
@@ -542,10 +540,10 @@ class _Rows(NamedTuple):
     weights: np.ndarray | None
     places: list[tuple[str, int]]
 
-    def cut(self, start: int, end: int) -> _Rows:
+    def cut(self, start: int, end: int) -> SourceRows:
         """Return some rows of a single part."""
         y, weights = (None if one is None else one[start:end] for one in (self.y, self.weights))
-        return _Rows(end - start, _cut(self.X, start, end), y, weights, [(self.places[0][0], end - start)])
+        return SourceRows(end - start, _cut(self.X, start, end), y, weights, [(self.places[0][0], end - start)])
 
 
 def reads_source(X: TableLike) -> TypeIs[SourceLike]:
@@ -561,7 +559,7 @@ class Batching:
 
     Attributes
     ----------
-    task : OutputTask
+    output_task : OutputTask
     decoding : Decoding
     trained : object
         An object that a new training replaces, and one that continues keeps.
@@ -573,7 +571,7 @@ class Batching:
         Returns the node at which the prediction of a row depends on other rows, or None.
     """
 
-    task: OutputTask
+    output_task: OutputTask
     decoding: Decoding
     trained: object
     rows_seen: int
@@ -585,7 +583,9 @@ class Batching:
         """Return the facts on an estimator of one output."""
         state: FittedState = estimator._state
         rows_meet = partial(where_rows_meet_in_graph, state.trained_form, state.session_options, in_training=False)
-        return cls(estimator._task(), state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet)
+        return cls(
+            estimator._output_task(), state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet
+        )
 
 
 def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
@@ -646,17 +646,17 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
         y, sample_weight = _named_columns(y, sample_weight)
     if isinstance(X, RowBlocks):
         y, sample_weight = X.target, X.sample_weight
-    score = _accuracy if estimator._batching().task.classifies else _r2
+    score = _accuracy if estimator._batching().output_task.classifies else _r2
     with _cut_like_arrays(estimator, "predict", X, y, sample_weight, scored=True) as batches:
         return score(estimator, batches)
 
 
-def _accuracy(estimator: Any, batches: Iterator[_Rows]) -> float:
+def _accuracy(estimator: Any, batches: Iterator[SourceRows]) -> float:
     """Return the mean of the accuracies of batches, weighted by the labels that count in each."""
     right = total = 0.0
     facts: Batching = estimator._batching()
     for rows in batches:
-        labels = counted_labels(np.asarray(rows.y), facts.task.ignore_label).reshape(rows.n_rows, -1)
+        labels = counted_labels(np.asarray(rows.y), facts.output_task.ignore_label).reshape(rows.n_rows, -1)
         counted = labels.any(axis=1) if facts.decoding.positions is None else labels.sum(axis=1)
         weight = float((checked_weights(rows.weights, rows.n_rows) * counted).sum())
         if weight:  # scikit-learn's accuracy of no row is an error
@@ -668,14 +668,14 @@ def _accuracy(estimator: Any, batches: Iterator[_Rows]) -> float:
     return right / total
 
 
-def _r2(estimator: Any, batches: Iterator[_Rows]) -> float:
+def _r2(estimator: Any, batches: Iterator[SourceRows]) -> float:
     """Return R², from the squared errors of batches and the merged moments of their targets."""
     facts: Batching = estimator._batching()
     moments, squares, n_rows = Moments(), np.zeros(1), 0
     for rows in batches:
         weights = checked_weights(rows.weights, rows.n_rows)
         found = _result(estimator.predict, rows, rows.X).reshape(rows.n_rows, -1)
-        truth = _result(lambda y: facts.task.encode(y, None).values, rows, rows.y).astype(np.float64)
+        truth = _result(lambda y: facts.output_task.encode(y, None).values, rows, rows.y).astype(np.float64)
         if truth.shape != found.shape:
             raise ValueError(f"y has {truth.shape[1]} numbers a row, but the predictions have {found.shape[1]}.")
         squares = squares + (weights[:, np.newaxis] * (truth - found) ** 2).sum(axis=0)
@@ -692,7 +692,7 @@ def _r2(estimator: Any, batches: Iterator[_Rows]) -> float:
     return float(np.average(scores, weights=total if of_maps else None))
 
 
-def _result(method: Callable[..., Any], rows: _Rows, *given: Any) -> Any:
+def _result(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
     """Return the result for data of a batch; an error names the part that it comes from."""
     try:
         return method(*given)
@@ -708,7 +708,7 @@ def _result(method: Callable[..., Any], rows: _Rows, *given: Any) -> Any:
 @contextmanager
 def _cut_like_arrays(
     estimator: Any, method: str, X: Any, y: Any = None, sample_weight: str | None = None, *, scored: bool = False
-) -> Iterator[Iterator[_Rows]]:
+) -> Iterator[Iterator[SourceRows]]:
     """Open a source, and give its rows in batches; the targets are read if they are scored.
 
     A batch consists of the chunks of rows in which ``predict`` computes all rows of an array: among other rows, or
@@ -722,8 +722,8 @@ def _cut_like_arrays(
         yield batches
 
 
-def _chunks(estimator: Any, method: str, parts: Iterator[_Rows]) -> Generator[_Rows]:
-    waiting: list[_Rows] = []
+def _chunks(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Generator[SourceRows]:
+    waiting: list[SourceRows] = []
     count = size = chunk = 0
     facts: Batching = estimator._batching()
     for part in parts:
@@ -741,7 +741,7 @@ def _chunks(estimator: Any, method: str, parts: Iterator[_Rows]) -> Generator[_R
                     f"of a table are predicted at once: give them in memory."
                 )
         while count > size:
-            batch: list[_Rows] = []
+            batch: list[SourceRows] = []
             missing = size
             while missing:
                 first = waiting.pop(0)
@@ -751,13 +751,13 @@ def _chunks(estimator: Any, method: str, parts: Iterator[_Rows]) -> Generator[_R
                     waiting.insert(0, first.cut(end, first.n_rows))
                 missing -= end
             count -= size
-            yield _together(batch)
+            yield _joined(batch)
     if not waiting:
         raise ValueError("The source has no rows.")
-    yield _together(waiting)
+    yield _joined(waiting)
 
 
-def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: bool) -> Generator[_Rows]:
+def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: bool) -> Generator[SourceRows]:
     """Yield the rows of a source as they are read."""
     if holds_blocks(X) and not isinstance(X, RowBlocks):
         for i in range(len(X)):
@@ -769,7 +769,7 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: 
                 features = features.arrays if isinstance(features, Inputs) else features
             n_rows = _number_of_rows(features)
             if n_rows:
-                yield _Rows(n_rows, features, targets, weights, [(_place(X, i), n_rows)])
+                yield SourceRows(n_rows, features, targets, weights, [(_place(X, i), n_rows)])
         return
     known = getattr(estimator, "feature_names_in_", None)
     names = None if known is None else known.tolist()
@@ -782,18 +782,18 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: 
         for place, table in tables:
             features = table.select(table.column_names[: table.num_columns - len(others)])
             targets, weights = targets_in(table, y, sample_weight, place) if scored else (None, None)
-            yield _Rows(table.num_rows, features, targets, weights, [(place, table.num_rows)])
+            yield SourceRows(table.num_rows, features, targets, weights, [(place, table.num_rows)])
 
 
-def _together(parts: Sequence[_Rows]) -> _Rows:
+def _joined(parts: Sequence[SourceRows]) -> SourceRows:
     """Return several parts as one."""
     places = [place for part in parts for place in part.places]
-    X, y, weights = _rows_of([part.X for part in parts]), None, None
+    X, y, weights = _joined_rows([part.X for part in parts]), None, None
     if parts[0].y is not None:
         y = np.concatenate([np.asarray(part.y) for part in parts])
     if any(part.weights is not None for part in parts):
         weights = np.concatenate([np.ones(part.n_rows) if part.weights is None else part.weights for part in parts])
-    return _Rows(sum(part.n_rows for part in parts), X, y, weights, places)
+    return SourceRows(sum(part.n_rows for part in parts), X, y, weights, places)
 
 
 def _number_of_rows(X: Any) -> int:

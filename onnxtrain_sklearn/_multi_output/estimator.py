@@ -16,11 +16,11 @@ from .._data.held_out import r2_of_maps
 from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, rows_that_count
 from .._estimators.base import GraphEstimator
-from .._estimators.call import Call, together
+from .._estimators.call import Call, optional_data
 from .._estimators.config import check_partial_fit, is_on, trains_in_minibatches
 from .._estimators.examples import graph_inputs
 from .._estimators.fit import Preparation, initialize, train
-from .._estimators.outputs import OutputTask, links_classes
+from .._estimators.outputs import OutputTask, has_probabilities
 from .._estimators.parameters import Parameters, output_attributes
 from .._estimators.predict import (
     accuracy_of_several,
@@ -39,7 +39,7 @@ from .fit import (
     OUTPUTS,
     by_output,
     naming,
-    output_tasks,
+    output_tasks_of,
     several_outputs,
     weights_by_output,
 )
@@ -51,29 +51,31 @@ if TYPE_CHECKING:
 # Results of an estimator of several outputs: predictions and scores by output, weights, the graph.
 
 
-def _gives_probabilities(estimator: Parameters) -> bool:
+def _require_probabilities(estimator: Parameters) -> bool:
     state, losses = vars(estimator).get("_state"), estimator.loss
     if state is not None:
         some = any(part.has_probabilities for part in state.decoding.parts)
     else:
-        some = not isinstance(losses, Mapping) or any(map(links_classes, losses.values()))
+        some = not isinstance(losses, Mapping) or any(map(has_probabilities, losses.values()))
     if not some:
         raise AttributeError("predict_proba is not available: no output has a loss that gives probabilities.")
     return True
 
 
-def _gives_scores_of_classes(estimator: Parameters) -> bool:
+def _require_scores_of_classes(estimator: Parameters) -> bool:
     state, losses = vars(estimator).get("_state"), estimator.loss
     if state is not None:
         some = any(part.task != "regression" for part in state.decoding.parts)
     else:
-        some = not isinstance(losses, Mapping) or any(task.classifies for task in output_tasks(estimator).values())
+        some = not isinstance(losses, Mapping) or any(
+            output_task.classifies for output_task in output_tasks_of(estimator).values()
+        )
     if not some:
         raise AttributeError("decision_function is not available: no output has a loss for classification.")
     return True
 
 
-def _score(task: OutputTask, decoding: Decoding, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
     """Return the score of one output on the rows that have a weight."""
     weights: Any = None
     if sample_weight is not None:
@@ -84,15 +86,15 @@ def _score(task: OutputTask, decoding: Decoding, y: Any, predicted: np.ndarray, 
         y, predicted, weights = rows_of(y, rows), predicted[rows], weights[rows]
     from sklearn.metrics import accuracy_score, r2_score  # need a fifth of scikit-learn
 
-    if not task.classifies:
+    if not output_task.classifies:
         if decoding.row_shape:
             return r2_of_maps(np.asarray(y), predicted, weights)
         return float(r2_score(y, predicted, sample_weight=weights))
     if decoding.positions is None:
-        y, predicted, weights = rows_that_count(y, predicted, weights, task.ignore_label)
+        y, predicted, weights = rows_that_count(y, predicted, weights, output_task.ignore_label)
     if has_one_label(decoding):
         return float(accuracy_score(y, predicted, sample_weight=weights))
-    return accuracy_of_several(decoding, y, predicted, task.ignore_label, weights)
+    return accuracy_of_several(decoding, y, predicted, output_task.ignore_label, weights)
 
 
 # The estimator that trains several outputs of a graph together.
@@ -200,7 +202,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         """
         known: Any = classes
         training: tuple[Any, Any, Any] = (X, y, sample_weight)
-        validation = together("val", X_val, y_val, sample_weight_val)
+        validation = optional_data("val", X_val, y_val, sample_weight_val)
         return train(self, Call(*training, known, validation, resume=is_on(self.warm_start)))
 
     def initialize(
@@ -274,7 +276,7 @@ class OrtGradientMultiOutput(GraphEstimator):
             for name, decoding, found in self._predicted(X)
         )
 
-    @available_if(_gives_probabilities)
+    @available_if(_require_probabilities)
     def predict_proba(self, X: MatrixLike) -> dict[str, Any]:
         """Predict the probabilities of the classes.
 
@@ -295,7 +297,7 @@ class OrtGradientMultiOutput(GraphEstimator):
             if decoding.has_probabilities
         )
 
-    @available_if(_gives_scores_of_classes)
+    @available_if(_require_scores_of_classes)
     def decision_function(self, X: MatrixLike) -> dict[str, Any]:
         """Return the scores of the classes.
 
@@ -343,11 +345,11 @@ class OrtGradientMultiOutput(GraphEstimator):
             of weight zero in an output have no part in its score.
         """
         check_is_fitted(self)
-        tasks, predicted, found = output_tasks(self), self.predict(X), {}
-        y, weights = by_output(y, tasks, "y"), weights_by_output(sample_weight, tasks)
-        for (name, task), decoding in zip(tasks.items(), self._state.decoding.parts, strict=True):
+        output_tasks, predicted, found = output_tasks_of(self), self.predict(X), {}
+        y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
+        for (name, output_task), decoding in zip(output_tasks.items(), self._state.decoding.parts, strict=True):
             with naming(name):
-                found[name] = _score(task, decoding, y[name], predicted[name], weights[name])
+                found[name] = _score(output_task, decoding, y[name], predicted[name], weights[name])
         return found
 
     def to_onnx(self, *, raw_scores: bool = False, adapter: bool = False) -> onnx.ModelProto:
@@ -380,7 +382,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         return tags
 
     def _preparation(self) -> Preparation:
-        return several_outputs(output_tasks(self))
+        return several_outputs(output_tasks_of(self))
 
     def _predicted(
         self, X: MatrixLike, output: int = 0, *, with_scores: bool = False

@@ -111,21 +111,23 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 # The steps of the preparation in `_estimators/fit.py` that differ for several outputs.
 
 
-def several_outputs(tasks: Tasks) -> Preparation:
+def several_outputs(output_tasks: Tasks) -> Preparation:
     """Return the steps of a preparation for outputs that learn these tasks."""
     return Preparation(
-        graph_plan=lambda estimator, old, X: GraphPlan(_known_outputs(estimator, old, tasks)),
-        examples=lambda estimator, call, graph, fitted, old: several_examples(estimator, tasks, call, graph, old),
-        decoding=partial(choose_decodings, tasks),
-        complete_state=partial(complete_state_of_outputs, tasks),
-        validation=partial(validation_of_outputs, tasks),
-        exported=partial(exported_outputs, tasks),
+        graph_plan=lambda estimator, old, X: GraphPlan(_known_outputs(estimator, old, output_tasks)),
+        examples=lambda estimator, call, graph, fitted, old: several_examples(
+            estimator, output_tasks, call, graph, old
+        ),
+        decoding=partial(choose_decodings, output_tasks),
+        complete_state=partial(complete_state_of_outputs, output_tasks),
+        validation=partial(validation_of_outputs, output_tasks),
+        exported=partial(exported_outputs, output_tasks),
     )
 
 
-def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks) -> TrainableModel:
+def _known_outputs(estimator: Parameters, old: FittedState | None, output_tasks: Tasks) -> TrainableModel:
     """Return the given graph with the outputs that have a loss, or that of an earlier call."""
-    names = tuple(tasks)
+    names = tuple(output_tasks)
     if old is not None:
         assert old.began is not None
         old.began.require_same(estimator)
@@ -150,19 +152,23 @@ def _known_outputs(estimator: Parameters, old: FittedState | None, tasks: Tasks)
 # Chooses the decodings of several outputs, one after the other as that of a single one, and the settings of the step.
 
 
-def choose_decodings(tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples) -> DecodingChoice:
+def choose_decodings(
+    output_tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples
+) -> DecodingChoice:
     """Return the decodings as one, and the output of the given graph for each of them on some rows of the data."""
     estimator, config, old, targets = context.estimator, context.config, context.old, examples.targets
     assert isinstance(targets, SeveralTargets)
-    decodings = [None] * len(tasks) if old is None else old.decoding.parts
+    decodings = [None] * len(output_tasks) if old is None else old.decoding.parts
     given = bare_model(estimator.model) if old is None else None
     weights, model = loss_weights(estimator), graph.model
     parts, losses = list[OutputChoice](), list[OutputLoss]()
-    for (name, task), view, decoding, own in zip(tasks.items(), graph.views, decodings, targets.parts, strict=True):
+    for (name, output_task), view, decoding, own in zip(
+        output_tasks.items(), graph.views, decodings, targets.parts, strict=True
+    ):
         with naming(name):
-            view, loss = replace(view, model=model), cast("Loss", task.loss)
+            view, loss = replace(view, model=model), cast("Loss", output_task.loss)
             columns, device = examples.columns, config.device
-            part = choose_output(task, loss, view, own, columns, device, given=given, old=decoding)
+            part = choose_output(output_task, loss, view, own, columns, device, given=given, old=decoding)
         parts.append(part)
         model = part.original.model  # choosing a decoding may add an inverse link to the graph
         positions = trained_positions(part.decoding, own)
@@ -184,13 +190,13 @@ def choose_decodings(tasks: Tasks, context: FitContext, graph: TrainableModel, e
 
 
 def complete_state_of_outputs(
-    tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
+    output_tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
 ) -> list[np.ndarray]:
     """Complete a state; raise if it does not predict what the given graph does, output by output.
 
     Return the scores of the rows that all outputs have in common.
     """
-    state.balanced_outputs = balanced_outputs(tasks, context.call, examples)
+    state.balanced_outputs = balanced_outputs(output_tasks, context.call, examples)
     references, columns, scores = chosen.references, examples.columns, []
     # Each output was run on rows of its own choice; the training graph is compared on those that all have in common.
     rows = min((one.rows for one in references if one is not None), key=len, default=np.empty(0, np.int64))
@@ -203,7 +209,9 @@ def complete_state_of_outputs(
             found = require_same_outputs(reference, view, decoding, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
-    for decoding, (name, y) in zip(state.decoding.parts, by_output(context.call.y, tasks, "y").items(), strict=True):
+    for decoding, (name, y) in zip(
+        state.decoding.parts, by_output(context.call.y, output_tasks, "y").items(), strict=True
+    ):
         if decoding.task == "regression":
             warn_of_rounding(y, state.trained_form.dtype, f"y[{name!r}]")
     return scores
@@ -213,16 +221,16 @@ def complete_state_of_outputs(
 
 
 def validation_of_outputs(
-    tasks: Tasks, context: FitContext, state: FittedState, examples: Examples
+    output_tasks: Tasks, context: FitContext, state: FittedState, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the rows to score and the function that scores the current parameters; both None without such rows."""
     estimator, call, held_out = context.estimator, context.call, context.split.of(examples)[1]
     if call.validation is not None:
         data = call.validation[:2]
         with faults_of_validation_data():
-            given = several_validation_examples(estimator, tasks, state, *call.validation)
+            given = several_validation_examples(estimator, output_tasks, state, *call.validation)
             own, trained = cast("SeveralTargets", given.targets), cast("SeveralTargets", examples.targets)
-            for name, old, new in zip(tasks, trained.parts, own.parts, strict=True):
+            for name, old, new in zip(output_tasks, trained.parts, own.parts, strict=True):
                 with naming(name):
                     require_same_places(old, new)
         scored = rows_to_score(state, given, np.arange(len(given)), lambda: data)
@@ -233,7 +241,7 @@ def validation_of_outputs(
         return None, None
 
     targets = cast("SeveralTargets", scored.targets)
-    for name, part, weights in zip(tasks, targets.parts, targets.weights, strict=True):
+    for name, part, weights in zip(output_tasks, targets.parts, targets.weights, strict=True):
         with naming(name):
             if weights is not None and not weights.any():
                 raise ValueError(
@@ -243,7 +251,7 @@ def validation_of_outputs(
     if estimator.scoring is not None:
         return scored, score_by(estimator, estimator.scoring, state, scored)
     predictor, numbers = state.live_predictor(scored.live), first_outputs(state.decoding, with_scores=False)
-    each = list(zip(tasks.values(), targets.parts, targets.weights, strict=True))
+    each = list(zip(output_tasks.values(), targets.parts, targets.weights, strict=True))
 
     def score() -> float:
         found = predictor.run_several(scored.live, numbers, scored.rows)
@@ -264,7 +272,7 @@ OF_LABELS = {"class_axis", *OF_TARGETS}
 """Those for outputs with labels alone."""
 
 
-def output_tasks(estimator: Any) -> dict[str, OutputTask]:
+def output_tasks_of(estimator: Any) -> dict[str, OutputTask]:
     """Return the task of each output that has a loss."""
     losses, found = _losses_by_output(estimator), {}
     for name, value in _settings_of(estimator).items():
@@ -274,7 +282,7 @@ def output_tasks(estimator: Any) -> dict[str, OutputTask]:
         with naming(output):
             single = _single(estimator, output, loss)
             check_estimator_parameters(single)
-            found[output] = single._task()
+            found[output] = single._output_task()
     return found
 
 
@@ -382,32 +390,32 @@ Tasks = Mapping[str, OutputTask]
 
 
 def several_examples(
-    estimator: Parameters, tasks: Tasks, call: Call, graph: TrainableModel | None, old: FittedState | None
+    estimator: Parameters, output_tasks: Tasks, call: Call, graph: TrainableModel | None, old: FittedState | None
 ) -> Examples:
     """Return the examples of a call, without the factors of the outputs, which depend on the rows to train on."""
     assert graph is not None
     columns = graph_inputs(estimator, call.X, graph.inputs, None, reset=old is None)
-    n_rows, y = len(next(iter(columns.values()))), by_output(call.y, tasks, "y")
+    n_rows, y = len(next(iter(columns.values()))), by_output(call.y, output_tasks, "y")
     if call.classes is not None and not isinstance(call.classes, Mapping):
         raise TypeError(f"classes must be a dict of labels by output, got {type(call.classes).__name__}.")
     given_classes = cast("Mapping[str, Any]", call.classes or {})
     for name in given_classes:
-        if name not in tasks or not tasks[name].classifies:
-            labels = [known for known, task in tasks.items() if task.classifies]
+        if name not in output_tasks or not output_tasks[name].classifies:
+            labels = [known for known, output_task in output_tasks.items() if output_task.classifies]
             raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), labels)}")
-    weights = weights_by_output(call.sample_weight, tasks)
-    decodings = dict(zip(tasks, [None] * len(tasks) if old is None else old.decoding.parts, strict=True))
+    weights = weights_by_output(call.sample_weight, output_tasks)
+    decodings = dict(zip(output_tasks, [None] * len(output_tasks) if old is None else old.decoding.parts, strict=True))
     found = []
-    for view, (name, task) in zip(graph.views, tasks.items(), strict=True):
+    for view, (name, output_task) in zip(graph.views, output_tasks.items(), strict=True):
         with naming(name):
             decoding, classes = decodings[name], given_classes.get(name)
-            at_positions = decoding is None and takes_positions(task, view, y[name])
+            at_positions = decoding is None and takes_positions(output_task, view, y[name])
             if call.one_epoch and decoding is None:
-                require_known_labels(task, y[name], classes, at_positions=at_positions)
+                require_known_labels(output_task, y[name], classes, at_positions=at_positions)
             classes = known_classes(classes, None if decoding is None else decoding.classes, of_given_graph=True)
             found.append(
                 _targets_of_output(
-                    task,
+                    output_task,
                     n_rows,
                     y[name],
                     weights[name],
@@ -417,11 +425,11 @@ def several_examples(
                     may_lack_labels=call.one_epoch,
                 )
             )
-    return Examples(columns, *joined_targets(list(tasks), *zip(*found, strict=True)))
+    return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True)))
 
 
 def _targets_of_output(
-    task: OutputTask,
+    output_task: OutputTask,
     n_rows: int,
     y: np.ndarray,
     sample_weight: ArrayLike | None,
@@ -439,9 +447,9 @@ def _targets_of_output(
     # Rows of weight zero may hold anything, such as NaN: encode the other rows only, and spread the result.
     rows = None if weights is None or weights.all() or not weights.any() else np.flatnonzero(weights)
     if rows is None or weights is None or len(y) != n_rows:
-        return weighted_targets(task, n_rows, y, weights, classes, decoding, at_positions=at_positions)
+        return weighted_targets(output_task, n_rows, y, weights, classes, decoding, at_positions=at_positions)
     found = weighted_targets(
-        task, len(rows), rows_of(y, rows), weights[rows], classes, decoding, at_positions=at_positions
+        output_task, len(rows), rows_of(y, rows), weights[rows], classes, decoding, at_positions=at_positions
     )
     return spread(*found, rows, n_rows)
 
@@ -464,45 +472,45 @@ def _no_targets(decoding: Decoding, n_rows: int, places: tuple[int, ...]) -> Tar
 
 
 def several_validation_examples(
-    estimator: Parameters, tasks: Tasks, state: FittedState, X: MatrixLike, y: MatrixLike, sample_weight: Any
+    estimator: Parameters, output_tasks: Tasks, state: FittedState, X: MatrixLike, y: MatrixLike, sample_weight: Any
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.graph.inputs, None, reset=False)
     n_rows, found = len(next(iter(columns.values()))), []
-    y, weights = by_output(y, tasks, "y"), weights_by_output(sample_weight, tasks)
-    for decoding, (name, task) in zip(state.decoding.parts, tasks.items(), strict=True):
+    y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
+    for decoding, (name, output_task) in zip(state.decoding.parts, output_tasks.items(), strict=True):
         with naming(name):
-            found.append(_targets_of_output(task, n_rows, y[name], weights[name], decoding.classes, decoding))
-    return Examples(columns, *joined_targets(list(tasks), *zip(*found, strict=True)))
+            found.append(_targets_of_output(output_task, n_rows, y[name], weights[name], decoding.classes, decoding))
+    return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True)))
 
 
-def balanced_outputs(tasks: Tasks, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
+def balanced_outputs(output_tasks: Tasks, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
     """Return the class weights that ``class_weight="balanced"`` computes for each output; None for other outputs."""
     assert isinstance(examples.targets, SeveralTargets)
-    weights = weights_by_output(call.sample_weight, tasks)
-    each = zip(tasks.items(), examples.targets.parts, strict=True)
-    return tuple(balanced_weights(task, weights[name], part) for (name, task), part in each)
+    weights = weights_by_output(call.sample_weight, output_tasks)
+    each = zip(output_tasks.items(), examples.targets.parts, strict=True)
+    return tuple(balanced_weights(output_task, weights[name], part) for (name, output_task), part in each)
 
 
 # What training graphs need to know of several outputs: the loss of each, and the weights of its labels.
 
 
-def exported_outputs(tasks: Tasks, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
+def exported_outputs(output_tasks: Tasks, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
     """Return the losses and decodings of training graphs that go on as ``partial_fit`` would."""
     weights, last = loss_weights(estimator), dict[str, OutputLoss]()
     if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call knows their weights
         last = {one.name: one for one in cast("TotalLoss", settings_of_step(state).loss).outputs}
     found = []
-    for decoding, (name, task), balanced in zip(
-        state.decoding.parts, tasks.items(), state.balanced_outputs, strict=True
+    for decoding, (name, output_task), balanced in zip(
+        state.decoding.parts, output_tasks.items(), state.balanced_outputs, strict=True
     ):
         with naming(name):
             own: Any = (
                 () if decoding.positions is None else (decoding.positions, last[name].places, last[name].label_weights)
             )
             more = decoding.task, decoding.link, decoding.n_outputs, decoding.groups, weights[name]
-            loss = OutputLoss(name, cast("Loss", task.loss), *more, *own)
-            class_weights = exported_class_weights(task, decoding, balanced)
-        ignored = None if decoding.positions is None else task.ignore_label
+            loss = OutputLoss(name, cast("Loss", output_task.loss), *more, *own)
+            class_weights = exported_class_weights(output_task, decoding, balanced)
+        ignored = None if decoding.positions is None else output_task.ignore_label
         found.append(ExportedOutput(loss, decoding, class_weights, ignored))
     return tuple(found)

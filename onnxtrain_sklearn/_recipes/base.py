@@ -363,10 +363,10 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             return self._predictor().chunk_rows(self._inputs.columns(table)), len(table.names)
 
         numbers = not hasattr(self, "classes_")
-        task: OutputTask = NumberTask(None, "auto") if numbers else LabelTask(None, "auto")
+        output_task: OutputTask = NumberTask(None, "auto") if numbers else LabelTask(None, "auto")
         kind: Task = "regression" if numbers else self._task
         decoding = Decoding(kind, "identity", self.n_outputs_, None if numbers else self.classes_)
-        return Batching(task, decoding, self._graph, 0, chunk_rows, lambda: None)
+        return Batching(output_task, decoding, self._graph, 0, chunk_rows, lambda: None)
 
     def to_onnx(self) -> onnx.ModelProto:
         """Return the graph that predicts from the raw table.

@@ -244,7 +244,7 @@ class BlockExamples:
         if not len(member.held):
             return blocks, None, {}
         held = PreparedBlocks(self, member.preprocessing, member.held, place)
-        parts = sample_of_blocks(held, member.network._task(), range(len(held)), held.sizes, self.buffer_rows)
+        parts = sample_of_blocks(held, member.network._output_task(), range(len(held)), held.sizes, self.buffer_rows)
         return blocks, None, dict(zip(("X_val", "y_val", "sample_weight_val"), parts, strict=True))
 
     def prepared(

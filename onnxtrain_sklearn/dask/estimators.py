@@ -16,11 +16,11 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.statistics import Moments
 from .._data.targets import rows_that_count
 from .._estimators.base import BaseOrtGradient
-from .._estimators.call import Call, together
+from .._estimators.call import Call, optional_data
 from .._estimators.classifier import CLASSES_ENTRY, OrtGradientClassifier
 from .._estimators.config import TrainingConfig, is_on
 from .._estimators.fit import train
-from .._estimators.outputs import gives_probabilities, known_classes
+from .._estimators.outputs import known_classes, require_probabilities
 from .._estimators.parameters import SET, attributes
 from .._estimators.pickling import cloned
 from .._estimators.regressor import OrtGradientRegressor
@@ -109,7 +109,7 @@ is an error after 20 seconds anyway.""", (POSITIVE, None)))
         _require_minibatches(local, validation)
         averaging = LocalSGD() if self.averaging is None else self.averaging
         check_parameters(averaging, averaging.valid)
-        config, task = TrainingConfig.of(local), local._task()
+        config, task = TrainingConfig.of(local), local._output_task()
         known = None
         if task.classifies:
             is_graph = resolve_builder(local.model) is None and not hasattr(local.model, "fit")
@@ -306,10 +306,10 @@ class DaskOrtGradientClassifier(OnCluster, OrtGradientClassifier):
         ValueError, TypeError, ModelError, DivergenceError
             As in :meth:`onnxtrain_sklearn.OrtGradientRegressor.fit`; the message names the partition.
         """
-        self._train(X, y, sample_weight, together("val", X_val, y_val, sample_weight_val), classes)
+        self._train(X, y, sample_weight, optional_data("val", X_val, y_val, sample_weight_val), classes)
         return self
 
-    @available_if(gives_probabilities)
+    @available_if(require_probabilities)
     def predict_proba(self, X: Any) -> Any:
         """Predict probabilities; lazily for Dask collections.
 
@@ -410,7 +410,7 @@ class DaskOrtGradientRegressor(OnCluster, OrtGradientRegressor):
         ValueError, TypeError, ModelError, DivergenceError
             As in :meth:`onnxtrain_sklearn.OrtGradientRegressor.fit`; the message names the partition.
         """
-        self._train(X, y, sample_weight, together("val", X_val, y_val, sample_weight_val))
+        self._train(X, y, sample_weight, optional_data("val", X_val, y_val, sample_weight_val))
         return self
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:

@@ -81,10 +81,10 @@ class Table:
     parts: list[Future]
     places: list[str]
 
-    def learn(self, task: OutputTask, classes: Classes, *, with_content: bool) -> list[Facts]:
+    def learn(self, output_task: OutputTask, classes: Classes, *, with_content: bool) -> list[Facts]:
         """Return the facts of all partitions, whose content has a digest ``with_content``."""
         asked = [
-            self.cluster.submit(_facts, part, task, classes, with_content, place)
+            self.cluster.submit(_facts, part, output_task, classes, with_content, place)
             for part, place in zip(self.parts, self.places, strict=True)
         ]
         facts: list[Facts] = self.cluster.gather(asked, self.places)
@@ -94,7 +94,7 @@ class Table:
             raise ValueError("All rows to train on have weight zero.")
         return facts
 
-    def sample(self, task: OutputTask, facts: Sequence[Facts]) -> list[tuple[str, Part]]:
+    def sample(self, output_task: OutputTask, facts: Sequence[Facts]) -> list[tuple[str, Part]]:
         """Return all rows, or about ``SAMPLE_ROWS`` that count, evenly spaced in evenly spaced partitions."""
         chosen, total, stride = [i for i, one in enumerate(facts) if one.n_rows], sum(one.n_rows for one in facts), 0
         if total > SAMPLE_ROWS:
@@ -103,7 +103,7 @@ class Table:
             chosen = [chosen[i] for i in np.unique(spaced)]
             stride = max(1, -(-sum(facts[i].n_counted for i in chosen) // SAMPLE_ROWS))
         places = [self.places[i] for i in chosen]
-        taken = [self.cluster.submit(_sampled, self.parts[i], task, stride) for i in chosen]
+        taken = [self.cluster.submit(_sampled, self.parts[i], output_task, stride) for i in chosen]
         return list(zip(places, self.cluster.gather(taken, places), strict=True))
 
 
@@ -225,7 +225,7 @@ def _length(X: Any) -> int:
     return int(X.num_rows if hasattr(X, "num_rows") else X.shape[0])
 
 
-def _facts(part: Part, task: OutputTask, classes: Classes, with_content: bool, place: str) -> Facts:
+def _facts(part: Part, output_task: OutputTask, classes: Classes, with_content: bool, place: str) -> Facts:
     """Return the facts of a partition."""
     X, y, weights = part
     content = ""
@@ -237,8 +237,8 @@ def _facts(part: Part, task: OutputTask, classes: Classes, with_content: bool, p
         return Facts(0, content=content)
     known, own = Stream(None, [], 0, 0, np.random.RandomState(0)), list[LabelCounts]()
     try:
-        counted = int(np.count_nonzero(counted_rows(task, y, weights)))
-        add_targets(known, task, y, weights, classes, own, counts=counted > 0)
+        counted = int(np.count_nonzero(counted_rows(output_task, y, weights)))
+        add_targets(known, output_task, y, weights, classes, own, trains=counted > 0)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{place}: {error}") from error
     key = known.keys[0] if known.keys else 0.0
@@ -247,12 +247,12 @@ def _facts(part: Part, task: OutputTask, classes: Classes, with_content: bool, p
     )
 
 
-def _sampled(part: Part, task: OutputTask, stride: int) -> Part:
+def _sampled(part: Part, output_task: OutputTask, stride: int) -> Part:
     """Return every row of a partition that counts, ``stride`` rows apart; all rows for 0."""
     if not stride:
         return part
     X, y, weights = part
-    rows = np.flatnonzero(counted_rows(task, y, weights))[::stride]
+    rows = np.flatnonzero(counted_rows(output_task, y, weights))[::stride]
     return taken_rows(X, rows), y[rows], None if weights is None else weights[rows]
 
 
@@ -276,14 +276,16 @@ class ClusterStream(Stream):
     samples: list[tuple[str, Part]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, table: Table, task: OutputTask, facts: list[Facts], samples: list[tuple[str, Part]], rng: Any) -> Self:
+    def of(
+        cls, table: Table, output_task: OutputTask, facts: list[Facts], samples: list[tuple[str, Part]], rng: Any
+    ) -> Self:
         """Return the stream of a table with these facts."""
         stream = cls(table, [], 0, 0, rng, facts=facts, samples=samples)
         stream.n_rows = sum(one.n_counted for one in facts)
         if sum(len(one[1]) for _, one in samples) == sum(one.n_rows for one in facts):
             # Every row is here, so learn from them as from an array, to the bit.
             _, y, weights = joined_parts([one for _, one in samples])
-            facts = [_facts((y, y, weights), task, None, False, "y")]
+            facts = [_facts((y, y, weights), output_task, None, False, "y")]
         for one in facts:
             for i, counts in enumerate(one.labels):
                 if i == len(stream.labels):
@@ -293,7 +295,7 @@ class ClusterStream(Stream):
                 stream.extremes.merge(one.extremes)
             for key, moments in one.moments.items():
                 stream.moments[key] = stream.moments[key].merge(moments) if key in stream.moments else moments
-        if task.classifies:
+        if output_task.classifies:
             labels = stream.labels[0].labels
             for one in stream.facts:
                 one.key = 0.0 if one.own_labels is None else mean_place(one.own_labels, labels)

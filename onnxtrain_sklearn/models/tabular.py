@@ -494,14 +494,14 @@ def numeric_columns(
     table: CodedTable, embedding: Embedding | None, rng: np.random.RandomState, rows: np.ndarray | None
 ) -> list[DrawnColumns]:
     """Return the embedded numeric columns, if there are any; ``rows`` are those of the whole table."""
-    numbers, is_whole = table.numbers, not table.indicators and not table.vectors
+    numbers, can_restore = table.numbers, not table.indicators and not table.vectors
     if not len(numbers):
         return []
     if embedding is None:
         drawn = DrawnColumns(len(numbers), lambda op, x: x)
     else:
         drawn = drawn_embedding(embedding, len(numbers), rng, None if rows is None else rows[:, numbers])
-    if is_whole:
+    if can_restore:
         return [drawn]
     return [replace(drawn, emit=lambda op, x: drawn.emit(op, op.Gather(x, numbers, axis=1)))]
 
