@@ -1,9 +1,9 @@
 """Minibatches: rows of the data, gathered into fixed buffers and padded with rows of weight zero.
 
 Training reads only the protocol :class:`Batches`: an epoch is an iterator of minibatches, and each of them writes its
-rows into buffers that the training step reuses. :class:`ArrayBatches` draws
-minibatches from arrays, :class:`BlockBatches` from a stream of blocks, of which a window is in memory at a time. Both
-gather rows by :class:`_Rows`. :func:`weighted_rows` and :func:`distinct_rows` choose the rows before training begins.
+rows into buffers that the training step reuses. :class:`ArrayBatches` draws minibatches from arrays,
+:class:`BlockBatches` from a stream of blocks, of which a window is in memory at a time. Both gather rows by
+:class:`_Gatherer`. :func:`weighted_rows` and :func:`distinct_rows` choose the rows before training begins.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Batches(Protocol):
     size: int
 
     @property
-    def steps(self) -> int | None:
+    def n_minibatches(self) -> int | None:
         """Minibatches of an epoch; None if that is unknown until all rows have been read."""
 
     @property
@@ -164,7 +164,7 @@ class ArrayBatches:
         drop_last: bool = False,
     ) -> None:
         self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
-        self._source = _Rows(self._columns, sample_weight)
+        self._gatherer = _Gatherer(self._columns, sample_weight)
         self.size, self._rng = min(size, len(rows)), rng
         self._loaded: BatchBuffers | None = None
         self._order = rows.copy()
@@ -183,7 +183,7 @@ class ArrayBatches:
         return self._columns[name]
 
     @property
-    def steps(self) -> int:
+    def n_minibatches(self) -> int:
         """Minibatches of one epoch."""
         return len(self._rows) // self.size if self.drop_last else -(-len(self._rows) // self.size)
 
@@ -196,7 +196,7 @@ class ArrayBatches:
         """Return the minibatches of the next epoch, as views into an array that the epoch after it overwrites."""
         if self.size == len(self._rows):  # the order within a single minibatch does not matter: nothing is drawn
             if not self._minibatches:
-                self._minibatches = [self._source.minibatch(self._order)._replace(fill=self._fill_once)]
+                self._minibatches = [self._gatherer.minibatch(self._order)._replace(fill=self._fill_once)]
         else:
             if self._rng is not None:
                 self._order[...] = self._rows
@@ -209,8 +209,8 @@ class ArrayBatches:
                 if whole < len(self._order) and not self.drop_last:
                     pieces.append(self._order[whole:])
                 if self._weights is not None:
-                    return map(self._source.minibatch, pieces[skip:])
-                self._minibatches = list(map(self._source.minibatch, pieces))
+                    return map(self._gatherer.minibatch, pieces[skip:])
+                self._minibatches = list(map(self._gatherer.minibatch, pieces))
         return iter(self._minibatches[skip:] if skip else self._minibatches)
 
     def _fill_once(self, buffers: BatchBuffers) -> None:
@@ -221,7 +221,7 @@ class ArrayBatches:
 
     def gather(self, rows: np.ndarray, buffers: BatchBuffers) -> None:
         """Write these rows of the data into the buffers, padded."""
-        self._source.minibatch(rows).fill(buffers)
+        self._gatherer.minibatch(rows).fill(buffers)
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:
         """Return all rows of the data, dense and in the graph's types; None if they take more than ``limit`` bytes."""
@@ -233,11 +233,11 @@ class ArrayBatches:
         """Call ``update`` with all bytes that an epoch depends on, rows and weights, ``size`` rows at a time."""
         update(f"{self.size} {self.n_rows} {self._rng is None}".encode())
         for start in range(0, len(self._rows), size):
-            self._source.digest(self._rows[start : start + size], update)
+            self._gatherer.digest(self._rows[start : start + size], update)
 
 
-class _Rows:
-    """Rows in memory, and their weights, from which minibatches are gathered."""
+class _Gatherer:
+    """Gathers minibatches from rows in memory and their weights."""
 
     def __init__(self, columns: Mapping[str, InputData], weights: np.ndarray | None) -> None:
         self.columns, self.weights = columns, weights
@@ -357,7 +357,7 @@ class BlockBatches:
         self.n_rows = 0
 
     @property
-    def steps(self) -> int | None:
+    def n_minibatches(self) -> int | None:
         """Minibatches of an epoch; None if the source does not know its number of rows."""
         known = self._blocks.n_rows
         if known is None:
@@ -394,16 +394,16 @@ class BlockBatches:
                 rest, rows = first.rows(), rows[missing:]
                 if _length(rest) < self.size:
                     continue
-                yield _Rows(*rest).minibatch(np.arange(self.size))
+                yield _Gatherer(*rest).minibatch(np.arange(self.size))
                 yielded, rest = yielded + self.size, None
-            source, whole = _Rows(*window), len(rows) // self.size * self.size
-            yield from map(source.minibatch, rows[:whole].reshape(-1, self.size))
+            gatherer, whole = _Gatherer(*window), len(rows) // self.size * self.size
+            yield from map(gatherer.minibatch, rows[:whole].reshape(-1, self.size))
             yielded += whole
             rest = _taken(window, rows[whole:]) if whole < len(rows) else None
-            del source, window  # release this window before the next one is read
+            del gatherer, window  # release this window before the next one is read
         if rest is not None and not (self.drop_last and yielded):
             yielded += _length(rest)
-            yield _Rows(*rest).minibatch(np.arange(_length(rest)))
+            yield _Gatherer(*rest).minibatch(np.arange(_length(rest)))
         if not yielded:
             raise ValueError(f"All {self._read} rows to train on have weight zero.")
         if known is not None and known != self._weighted:
@@ -462,7 +462,7 @@ class BlockBatches:
         for i in range(len(self._blocks)):
             block = self._blocks.block(i)
             for start in range(0, _length(block), size):
-                _Rows(*block).digest(np.arange(start, min(start + size, _length(block))), update)
+                _Gatherer(*block).digest(np.arange(start, min(start + size, _length(block))), update)
 
 
 T = TypeVar("T")

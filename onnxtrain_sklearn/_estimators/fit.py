@@ -257,12 +257,14 @@ def trainer_for(
         smallest, largest = (size, limit) if call.one_epoch else (batches.size, batches.size)
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
-        # The engine "auto" chooses by the steps that a new training plans; it is likely to stop before max_iter. A call
-        # that continues keeps its engine.
-        loop, planned = config.loop, 0
+        # The engine "auto" chooses by the planned passes, of LIKELY_EPOCHS at most, as most fits stop before max_iter.
+        # Each minibatch is a pass, also where ``accumulate`` makes one step of several. A call that continues keeps its
+        # engine.
+        loop, passes = config.loop, 0
         if context.old is None and not call.one_epoch:
-            planned = batches.steps * (loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS))
-        step = step_for(state, settings, smallest, largest, sparse, planned)
+            epochs = loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS)
+            passes = batches.n_minibatches * epochs
+        step = step_for(state, settings, smallest, largest, sparse, passes)
         if call.stream is not None:
             step = call.stream.training_step(step, state, settings, sparse)
         trainer = new_trainer(loop, step, batches, state.history, validate)
@@ -298,15 +300,15 @@ def _require_labels(outputs: Collection[str], targets: SeveralTargets, rows: np.
 
 @refusing("The graph cannot be trained")
 def step_for(
-    state: FittedState, settings: StepSettings, smallest: int, largest: int, sparse: Collection[str], planned: int
+    state: FittedState, settings: StepSettings, smallest: int, largest: int, sparse: Collection[str], passes: int
 ) -> TrainingStep:
     """Return the step of a state; make a new one only if the existing one does not fit.
 
-    The last step is reused if its settings are equal and its minibatch has ``smallest`` to ``largest`` rows; with more
-    rows it would run mostly padding. A new step keeps the minibatch size of the last call within these limits, because
-    this size determines rounding and dropout masks; after unpickling there is only this number, and no step. Inputs
-    named in ``sparse`` come sparse; steps on a device take dense rows. The engine "auto" chooses by the number of
-    ``planned`` steps; a later call keeps the engine.
+    The last step is reused if its settings are equal and its minibatch has ``smallest`` to ``largest`` rows; a
+    larger step would run mostly padding. A new step keeps the minibatch size of the last call within these limits,
+    because this size determines rounding and dropout masks; after unpickling there is only this number, and no step.
+    Inputs named in ``sparse`` come sparse; steps on a device take dense rows. The engine "auto" chooses by the number
+    of planned ``passes``; a later call keeps the engine.
 
     The step and its settings are kept in ``state.live``, its engine and minibatch size in ``state``.
     """
@@ -334,7 +336,7 @@ def step_for(
     rows = last if last is not None and smallest <= last <= largest else smallest
     if live.step is None or live.step_key != key or live.step.batch != rows:
         parts = StepParts(state.trained_form, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
-        live.step = new_step(parts, planned, compiled=state.engine == COMPILED)
+        live.step = new_step(parts, passes, compiled=state.engine == COMPILED)
         state.choice = live.step.choice
     live.step_key, state.engine, state.minibatch_rows = key, live.step.engine, rows
     return live.step

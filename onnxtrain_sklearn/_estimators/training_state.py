@@ -12,7 +12,6 @@ import hashlib
 import inspect
 import json
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, ClassVar, Protocol
@@ -33,8 +32,8 @@ from .._training.history import Curve, EpochLog
 from .._training.parameters import FlatParameters, state_slots
 from .._training.programs import COMPILED
 from .._training.step_choice import auto_compiles
-from .._training.step_parts import OptimizerState, Rates
-from .._training.trainer import EpochPart, Trainer, swept_losses
+from .._training.step_parts import OptimizerState
+from .._training.trainer import EpochPart, Trainer, swept_losses, without_updates
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing
 from .._utils.params import Parameter
@@ -619,11 +618,7 @@ class StatefulTraining:
         """Let running statistics follow the weights by a pass over the data that changes no weight."""
         self._require_between_epochs("refresh_statistics")
         before = self.state()
-        steps = self._trainer.batches.steps
-        if steps is None:  # a stream: its length is known only at its end
-            deque(self._trainer.step.train(self._trainer.batches, lambda: Rates(0.0)), maxlen=0)
-        else:
-            swept_losses(self._trainer.step, self._trainer.batches, np.zeros(steps))
+        without_updates(self._trainer.step, self._trainer.batches)
         statistics = self.parameters.statistics.copy()
         self.restore(before)
         self.parameters.statistics[...] = statistics

@@ -145,8 +145,8 @@ class HostPasses:
             view, count = parameters.gradient_view(name), sum(one.count for one in lookups if one.weight == name)
             self.row_sparse[name] = RowSparseGradient(view.reshape(len(view), -1), count, rewritten=rewritten)
         lazy, optimizer = settings.lazy_rows, settings.optimizer
-        rests = isinstance(optimizer, Optimizer) and not (parts.penalizes or moves_without_gradient(optimizer))
-        for product in self.program.products if lazy or rests else ():
+        idle_rows_stay = isinstance(optimizer, Optimizer) and not (parts.penalizes or moves_without_gradient(optimizer))
+        for product in self.program.products if lazy or idle_rows_stay else ():
             if product.weight in parameters.names:
                 view, axis = parameters.gradient_view(product.weight), int(product.transposed)
                 least = max(LEAST_ROWS_PER_INDEX, LEAST_ELEMENTS_PER_INDEX // view.shape[1 - axis])

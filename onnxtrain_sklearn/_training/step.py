@@ -171,7 +171,7 @@ class HostStep(OneProcess):
         # generator waits, the weights are those that gave the loss: the trainer copies them if the loss is finite
         # (``KeptWeights``), and abandons the epoch before the update if not. ``in_host_memory`` promises this order.
         if self._updates is not None:
-            self._updates.prepare((batches.steps or 0) // self.settings.accumulate)
+            self._updates.prepare((batches.n_minibatches or 0) // self.settings.accumulate)
         if self._accumulation is None:
             for weight in filled(batches.epoch(skip), self.passes.buffers):
                 rates = next_rates()

@@ -36,15 +36,15 @@ class Situation:
     Attributes
     ----------
     parts : StepParts
-    steps : int
-        Those that a new training plans; 0 for calls that go on.
+    passes : int
+        Passes that a new training plans, one for each minibatch; 0 for calls that go on.
     began_compiled : bool
         Whether the call continues a training that began with compiled passes. It stays with them, so that the bits do
         not depend on interruptions.
     """
 
     parts: StepParts
-    steps: int
+    passes: int
     began_compiled: bool
 
     @property
@@ -60,7 +60,7 @@ class Situation:
     @property
     def is_too_short(self) -> bool:
         """True if compiling takes longer than it saves."""
-        return not self.began_compiled and not pays(self.session_step.program.size, self.steps)
+        return not self.began_compiled and not pays(self.session_step.program.size, self.passes)
 
 
 ConditionalChoice: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
@@ -88,22 +88,22 @@ CHOICES: Sequence[ConditionalChoice] = (
     ),
     (lambda s: not auto_compiles(), SESSION, ON_HOST, "llvmlite is not installed, or not measured on this processor"),
     (lambda s: s.began_compiled, CODE, ON_HOST, "the training began with it"),
-    (lambda s: True, CODE, ON_HOST, "the planned steps save more time than compiling takes"),
+    (lambda s: True, CODE, ON_HOST, "the planned passes save more time than compiling takes"),
 )
 
 
-def new_step(parts: StepParts, steps: int = 0, *, compiled: bool = False) -> TrainingStep:
+def new_step(parts: StepParts, passes: int = 0, *, compiled: bool = False) -> TrainingStep:
     """Return the step that :data:`CHOICES` says; a graph that "auto" cannot compile is run by a session.
 
     Parameters
     ----------
     parts : StepParts
-    steps : int, default=0
-        Steps that are planned; 0 for calls that go on.
+    passes : int, default=0
+        Passes that are planned, one for each minibatch; 0 for calls that go on.
     compiled : bool, default=False
         Whether the training that goes on began with compiled passes.
     """
-    situation = Situation(parts, steps, compiled)
+    situation = Situation(parts, passes, compiled)
     choice = next(Choice(*row[1:]) for row in CHOICES if row[0](situation))
     step: HostStep | DeviceStep
     if choice.passes == DEVICE:
@@ -138,9 +138,9 @@ def new_trainer(
 
 
 NODE, ELEMENT = 5e-7, 1.2e-10
-"""Seconds that a step saves for each node of the gradient graph, and for each element that it computes.
+"""Seconds that a pass saves for each node of the gradient graph, and for each element that it computes.
 
-``python benchmarks/engine_families.py --compiled`` compares them with what steps save.
+``python benchmarks/engine_families.py --compiled`` compares them with measured savings.
 """
 
 
@@ -156,13 +156,13 @@ LIKELY_EPOCHS = 200
 """Epochs that count at most, unless all are planned: ``max_iter`` is often far more than a fit needs."""
 
 
-def pays(size: PassSize, steps: int) -> bool:
-    """Return True if this many steps save ``MARGIN`` times what compiling takes, and a session would use one thread.
+def pays(size: PassSize, passes: int) -> bool:
+    """Return True if this many passes save ``MARGIN`` times what compiling takes, and a session would use one thread.
 
-    The answer depends on the graph and the steps alone, not on the number of threads or on what the process compiled
+    The answer depends on the graph and the passes alone, not on the number of threads or on what the process compiled
     before: a seed must always give the same bits. A session runs larger graphs on all cores.
     """
-    saved = steps * (NODE * size.nodes + ELEMENT * size.elements)
+    saved = passes * (NODE * size.nodes + ELEMENT * size.elements)
     return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
 
 

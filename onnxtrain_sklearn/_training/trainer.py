@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -89,7 +90,7 @@ class KeptWeights:
         self._first, self._is_kept = None, True
 
     def restore_finite(self) -> None:
-        """Restore the latest weights with a finite loss; if there are none, the weights from the start of the epoch."""
+        """Restore the kept weights; if there are none, the weights from the start of the epoch."""
         if self._history.last_finite is None:
             self._restore_first()
         else:
@@ -310,11 +311,11 @@ class Trainer:
 
     def most_steps(self, epochs: int | None = None) -> int | None:
         """Return the largest number of steps of ``epochs``, by default ``max_iter``; None for streams of any length."""
-        if self.batches.steps is None:
+        minibatches = self.batches.n_minibatches
+        if minibatches is None:
             return None
-        return (self._settings.max_iter if epochs is None else epochs) * -(
-            -self.batches.steps // self._settings.accumulate
-        )
+        # An epoch ends with a step of its last minibatches, even if they are fewer than ``accumulate``.
+        return (self._settings.max_iter if epochs is None else epochs) * -(-minibatches // self._settings.accumulate)
 
     def restore_usable(self) -> None:
         """Restore usable weights after an interrupt: finite ones, and with early stopping the best ones."""
@@ -338,8 +339,8 @@ class Trainer:
     def _guarded(self, train: Callable[[], bool]) -> bool:
         """Call ``train``, unless a callback restored a state that had ended; return True if training ended.
 
-        After an error restore weights: the last ones with a finite loss if training diverged, else those from the start
-        of the epoch. An interrupt restores nothing here (:meth:`restore_usable`).
+        After an error restore weights: those that :class:`KeptWeights` kept if training diverged, else those from the
+        start of the epoch. An interrupt restores nothing here (:meth:`restore_usable`).
         """
         try:
             if self.watcher is not None:
@@ -385,7 +386,7 @@ class Trainer:
         if not (math.isfinite(part.total) and self._is_finite()):
             self._diverge()
         rows = self.batches.n_rows
-        if self._stopped and self.batches.steps is not None:  # a callback may have stopped mid-epoch
+        if self._stopped and self.batches.n_minibatches is not None:  # a callback may have stopped mid-epoch
             rows = min(rows, (self.history.progress.step - part.first_step) * accumulate * self.batches.size)
         # Divide by the total weight if known: the sum over minibatches rounds differently for each order of rows.
         return part.total / (part.seen if self.batches.weight is None or self._stopped else self.batches.weight), rows
@@ -658,6 +659,12 @@ def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.
             if count == len(rates):
                 break
     return losses
+
+
+@ignores_float_errors
+def without_updates(step: TrainingStep, batches: Batches) -> None:
+    """Run an epoch at a learning rate of zero: running statistics follow the weights, which stay as they are."""
+    deque(step.train(batches, lambda: Rates(0.0)), maxlen=0)
 
 
 def _factor(schedule: Schedule, progress: Progress) -> float:

@@ -324,7 +324,7 @@ class HostUpdates:
     def _parts(self, segment: SegmentUpdate) -> list[tuple[SegmentUpdate, RowSparseGradient | None]]:
         """Divide a segment into the matrices that are updated row by row, and the parts between them."""
         whole, program = segment.segment.part, segment.program
-        rests = program.elementwise and not (program.moves_without_gradient or self._penalized)
+        idle_rows_stay = program.elementwise and not (program.moves_without_gradient or self._penalized)
         found, start = list[tuple[slice, RowSparseGradient | None]](), whole.start
         for name in self._parameters.names:
             gradient, span = self._row_sparse.get(name), self._parameters.span(name)
@@ -332,7 +332,7 @@ class HostUpdates:
                 continue
             if self._lazy:
                 require_rows_apart(segment.segment.optimizer)
-            elif not rests or 2 * gradient.count > gradient.n_rows:
+            elif not idle_rows_stay or 2 * gradient.count > gradient.n_rows:
                 continue
             found += [(slice(start, span.start), None), (span, gradient)]
             start = span.stop

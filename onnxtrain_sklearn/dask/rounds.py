@@ -233,7 +233,7 @@ class _Chosen:
         self._minibatches, self.size = minibatches, size
 
     @property
-    def steps(self) -> int:
+    def n_minibatches(self) -> int:
         return len(self._minibatches)
 
     @property
@@ -304,7 +304,7 @@ class ClusterBatches:
         return max(steps for shard in range(len(self.plan)) for steps in self.steps_of(shard))
 
     @property
-    def steps(self) -> int:
+    def n_minibatches(self) -> int:
         """Minibatches of an epoch of a shard."""
         if len(self.plan) == len(self.plan[0]) == 1:
             return self.minibatches(self.counts[0][0])

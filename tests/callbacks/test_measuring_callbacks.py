@@ -20,6 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import MLP, ConvNet, OrtGradientClassifier, OrtGradientRegressor, TabM
 from onnxtrain_sklearn.callbacks import (
     CALLBACKS,
+    Callback,
     EarlyStopping,
     EpochScoring,
     GradientStatistics,
@@ -250,6 +251,28 @@ def test_running_statistics_are_those_of_the_mean():
     assert_allclose(weights["layers.0.normalization.running_mean"], hidden.mean(axis=0), atol=0.4)
     unchanged = net(**settings).fit(X, Y).weights_["layers.0.normalization.running_mean"]
     assert not np.array_equal(unchanged, weights["layers.0.normalization.running_mean"])
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_running_statistics_follow_the_weights_by_one_pass(accumulate):
+    """Each minibatch moves the statistics once, also if several make a step."""
+    name, found = "layers.0.normalization.running_mean", []
+
+    class Refreshing(Callback):
+        def end(self, training):
+            found.append(training.parameters.view(name).copy())
+            training.refresh_statistics()
+            found.append(training.parameters.view(name).copy())
+
+    settings = {"batch_size": 20, "shuffle": False, "max_iter": 2, "optimizer__accumulate": accumulate}
+    fitted = net(Refreshing(), model=MLP((6,), normalization="batch"), **settings).fit(X, Y)
+    node = next(one for one in fitted.to_onnx().graph.node if one.op_type == "BatchNormalization")
+    momentum = next((a.f for a in node.attribute if a.name == "momentum"), 0.9)
+    hidden = (X @ fitted.weights_["layers.0.weight"]).astype(np.float64)
+    expected, after = found
+    for start in range(0, len(X), 20):
+        expected = momentum * expected + (1 - momentum) * hidden[start : start + 20].mean(axis=0)
+    assert_allclose(after, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_rate_is_where_the_loss_falls_fastest():

@@ -44,17 +44,17 @@ def trained_rows(source, capacity=4):
 @pytest.mark.parametrize("seed", [None, 0])
 def test_every_row_comes_once_an_epoch(n, seed):
     source = batches(n, seed=seed)
-    assert source.steps == -(-n // 4)
+    assert source.n_minibatches == -(-n // 4)
     for _ in range(3):
         assert sorted(trained_rows(source)) == list(range(n))
-        assert len(epoch(source)) == source.steps
+        assert len(epoch(source)) == source.n_minibatches
 
 
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 10])
 @pytest.mark.parametrize("seed", [None, 0])
 def test_rows_that_do_not_fill_a_batch_are_left_out(n, seed):
     source = batches(n, seed=seed, drop_last=True)
-    assert source.steps == max(1, n // 4)
+    assert source.n_minibatches == max(1, n // 4)
     assert source.n_rows == sum(len(one.rows) for one in source.epoch()) == (n if n < 4 else 4 * (n // 4))
     seen = [trained_rows(source) for _ in range(9)]
     assert all(len(set(rows)) == len(rows) == source.n_rows for rows in seen)
@@ -112,7 +112,7 @@ def test_weights_and_their_sums():
 
 
 def test_batches_are_no_larger_than_the_data():
-    assert (batches(3, 100).size, batches(3, 100).steps) == (3, 1)
+    assert (batches(3, 100).size, batches(3, 100).n_minibatches) == (3, 1)
 
 
 def test_a_single_batch_is_gathered_once_per_buffers(monkeypatch):

@@ -70,7 +70,7 @@ def test_buffered_stream_has_minibatches_of_the_array(weights, seed, size, borde
 
     stream = BlockBatches(ListedBlocks(X, weights, borders), size, rng(), buffer_rows=10, drop_last=drop_last)
     array = ArrayBatches({"X": InputData(X, FLOAT)}, rows, weights, size, rng(), n_rows=10, drop_last=drop_last)
-    assert (stream.size, stream.steps) == (array.size, array.steps)
+    assert (stream.size, stream.n_minibatches) == (array.size, array.n_minibatches)
     for _ in range(3):
         assert epoch(stream, 99) == epoch(array, 99)
         assert stream.n_rows == array.n_rows
@@ -86,7 +86,7 @@ def test_every_row_comes_once_an_epoch_across_blocks(size, buffer_rows, counted)
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len(set(map(tuple, orders))) == (1 if counted and size >= 50 else 4)  # one minibatch has no order
     assert stream.n_rows == 50
-    assert stream.steps == (math.ceil(50 / min(size, 50)) if counted else None)
+    assert stream.n_minibatches == (math.ceil(50 / min(size, 50)) if counted else None)
 
 
 @pytest.mark.parametrize("size", [1, 4, 7, 23])

@@ -70,7 +70,7 @@ class Batches:
 
     def __init__(self, *weights: float) -> None:
         self.weights, self.n_rows = weights, 10
-        self.weight, self.steps = sum(weights), len(weights)
+        self.weight, self.n_minibatches = sum(weights), len(weights)
 
 
 def trainer(step: Step, batches: Batches | None = None, history: History | None = None, **options: Any) -> Trainer:

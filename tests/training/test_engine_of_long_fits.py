@@ -63,9 +63,9 @@ def test_steps_pay_from_a_number_on():
     assert pays(SMALL._replace(elements=4e4), enough - 2)
 
 
-def test_a_fit_is_long_by_its_minibatches_and_epochs(monkeypatch):
+def test_a_fit_is_long_by_its_passes_not_by_its_steps(monkeypatch):
     asked = []
-    monkeypatch.setattr(step_choice, "pays", lambda size, steps: asked.append(steps) or False)
+    monkeypatch.setattr(step_choice, "pays", lambda size, passes: asked.append(passes) or False)
     estimator_of(max_iter=4).fit(X, Y)
     estimator_of(max_iter=3000, n_iter_no_change=1, tol=1e9).fit(X, Y)
     estimator_of(max_iter=2, optimizer__accumulate=2).fit(X, Y)

@@ -68,7 +68,7 @@ class TestLongFits:
 
     def test_long_fit_is_machine_code(self):
         first = fitted()
-        assert first.describe().step.endswith("the planned steps save more time than compiling takes")
+        assert first.describe().step.endswith("the planned passes save more time than compiling takes")
         resumed = pickle.loads(pickle.dumps(first)).partial_fit(X, Y)
         assert resumed.describe().step == "passes by machine code, updates on the host: the training began with it"
 

@@ -118,7 +118,7 @@ def test_ordered_stream_equals_array_across_blocks(counted, streamed, where):
 
 def test_loss_of_an_uncounted_stream_is_the_mean_over_the_weight_seen():
     batches = Batches(2.0, 1.0, 1.0)
-    batches.weight = batches.steps = None
+    batches.weight = batches.n_minibatches = None
     history = History()
     trainer(Step([1.0, 2.0, 6.0]), batches, history).partial_fit()
     assert history.loss_curve == [(2 * 1 + 2 + 6) / 4]
@@ -128,7 +128,7 @@ def test_loss_of_an_uncounted_stream_is_the_mean_over_the_weight_seen():
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])
 def test_plan_of_an_uncounted_stream_is_refused_before_the_first_step(schedule, method):
     batches = Batches(1.0)
-    batches.steps = None
+    batches.n_minibatches = None
     step = Step([1.0])
     with pytest.raises(ValueError, match="does not know how many steps training takes: give total_steps"):
         getattr(trainer(step, batches, schedule=schedule), method)()
