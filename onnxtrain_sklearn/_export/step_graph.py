@@ -1,10 +1,10 @@
 """A whole training step as one graph of plain ONNX operators.
 
 ``step_graph`` emits it in the order of training: cut the parameters out of their vector, run the pass, join the
-gradients, then penalty, clipping, update and average, and last the inputs for targets and weights. The pass is the
-gradient graph that training itself would use. The parameters are one vector, and so is each slot of the optimizer.
-``emit_update`` runs the optimizer on segments of these vectors, as training does. The scalars of the step are computed
-in float64 where the target has it.
+gradients, then the stages that :data:`~.step_parts.STAGES` orders, and last the inputs for targets and weights. The
+pass is the gradient graph that training itself would use. The parameters are one vector, and so is each slot of the
+optimizer. ``emit_update`` runs the optimizer on segments of these vectors, as training does. The scalars of the step
+are computed in float64 where the target has it.
 """
 
 from __future__ import annotations
@@ -129,45 +129,43 @@ def step_graph(exported: ExportedTraining) -> StepGraph:
         arrays |= cut_members(op, old[STATISTICS], members_of(layout, layout.running_statistics))
     replace_inputs(graph, arrays)
 
-    # Loss and gradients, with penalty and clipping.
-    gradients, loss = joined_vector(op, [outputs[f"{name}_grad"] for name in layout.names]), outputs[LOSS]
-    if settings.alpha and layout.penalized.stop:
-        penalty, slope = _emit_penalty(op, settings, old[PARAMETERS], layout.penalized.stop)
-        loss, gradients = op.Add(loss, penalty), op.Add(gradients, slope)
-    if settings.max_grad_norm is not None:
-        clip = GraphBuilder(graph, dtype=scalar, prefix="clip")
-        gradients = emit_clipped(clip, gradients, float(settings.max_grad_norm), kind)[0]
-
-    # The scalars of the step: learning rate, number of steps, factors that schedules give.
-    rate = _add_input(op, "learning_rate", kind, ())
-    exact = GraphBuilder(graph, dtype=scalar, prefix="scalar")
-    new = {STEP: op.Add(old[STEP], 1)}
-    t = exact.Cast(new[STEP], to=scalar)
-    factors = dict[str, ir.Value]()
+    # The inputs for the scalars of the step: learning rate, and factors that schedules give.
+    rate, factors = _add_input(op, "learning_rate", kind, ()), dict[str, ir.Value]()
     decays = bool(getattr(settings.optimizer, "weight_decay", 0.0))
     decays = decays and any(settings.factors.get(name, Factors()).decay for name in layout.names)
     if settings.scheduled.decay and decays:
         factors[DECAY_FACTOR] = _add_input(op, DECAY_FACTOR, kind, ())
     if found.drops:
         factors[DROPOUT_FACTOR] = _renamed_input(op, FACTOR, DROPOUT_FACTOR)
-    decay = exact.Cast(factors[DECAY_FACTOR], to=scalar) if DECAY_FACTOR in factors else None
-    scalars = StepScalars(exact.Cast(rate, to=scalar), t, scalar, decay)
 
-    # The update, the next running statistics, and the average of the parameters.
-    vectors = {one.name: old[one.name] for one in state if one.role in (PARAMETERS, "optimizer")}
-    new |= emit_update(op, settings, layout, vectors, gradients, scalars, occurs)
-    if STATISTICS in old:
-        next_names = parts.graph.running_statistics
-        new[STATISTICS] = joined_vector(op, [outputs[next_names[name]] for name in layout.running_statistics])
-    if AVERAGE in old:
-        assert settings.ema_decay is not None
-        share, average_op = float(settings.ema_decay), GraphBuilder(graph, dtype=scalar, prefix="average")
-        # steps before averaging began do not count in the correction for its start
-        before = float(parts.optimizer_state.t - parts.optimizer_state.averaged)
-        averaged = average_op.Sub(t, before) if before else t
-        remaining = average_op.Sub(1.0, average_op.Pow(share, averaged))
-        weight = op.Cast(average_op.Div(1.0 - share, remaining), to=kind)
-        new[AVERAGE] = op.Add(old[AVERAGE], op.Mul(op.Sub(new[PARAMETERS], old[AVERAGE]), weight))
+    # The stages of the step, from the loss and the gradients of the pass on.
+    gradients, loss = joined_vector(op, [outputs[f"{name}_grad"] for name in layout.names]), outputs[LOSS]
+    new = dict[str, ir.Value]()
+    for stage in parts.stages:
+        if stage == "penalty":
+            penalty, slope = _emit_penalty(op, settings, old[PARAMETERS], layout.penalized.stop)
+            loss, gradients = op.Add(loss, penalty), op.Add(gradients, slope)
+        elif stage == "clipping":
+            clip = GraphBuilder(graph, dtype=scalar, prefix="clip")
+            gradients = emit_clipped(clip, gradients, float(settings.max_grad_norm or 0), kind)[0]
+        elif stage == "update":
+            new[STEP], exact = op.Add(old[STEP], 1), GraphBuilder(graph, dtype=scalar, prefix="scalar")
+            t = exact.Cast(new[STEP], to=scalar)
+            decay = exact.Cast(factors[DECAY_FACTOR], to=scalar) if DECAY_FACTOR in factors else None
+            scalars = StepScalars(exact.Cast(rate, to=scalar), t, scalar, decay)
+            vectors = {one.name: old[one.name] for one in state if one.role in (PARAMETERS, "optimizer")}
+            new |= emit_update(op, settings, layout, vectors, gradients, scalars, occurs)
+            if STATISTICS in old:
+                next_names = parts.graph.running_statistics
+                new[STATISTICS] = joined_vector(op, [outputs[next_names[name]] for name in layout.running_statistics])
+        elif stage == "average":
+            share, average_op = float(settings.ema_decay or 0), GraphBuilder(graph, dtype=scalar, prefix="average")
+            # steps before averaging began do not count in the correction for its start
+            before = float(parts.optimizer_state.t - parts.optimizer_state.averaged)
+            averaged = average_op.Sub(t, before) if before else t
+            remaining = average_op.Sub(1.0, average_op.Pow(share, averaged))
+            weight = op.Cast(average_op.Div(1.0 - share, remaining), to=kind)
+            new[AVERAGE] = op.Add(old[AVERAGE], op.Mul(op.Sub(new[PARAMETERS], old[AVERAGE]), weight))
 
     # The inputs that a loop gives: targets and weights in the user's units, and random numbers.
     targets, weight_name = _emit_row_inputs(op, exported)

@@ -25,7 +25,7 @@ from .programs import PassParts
 from .randomness import UniformNumbers
 from .rows_meet import where_rows_meet
 from .step import Choice, OneProcess
-from .step_parts import OptimizerState, Rates, StepParts, StepSettings
+from .step_parts import OptimizerState, Rates, StepParts
 from .updates import PENALTY, SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
 RESIDENT_LIMIT = 2**31
@@ -106,7 +106,7 @@ class DeviceStep(OneProcess):
         start, size = len(layout.vector), layout.statistics.size
         self._copy = bindings.copying(vectors.next_statistics, vectors.buffer.part(start, (size,))) if size else None
         self._total = bindings.accumulation(vectors.gradient) if settings.accumulate > 1 else None
-        self._update = DeviceUpdate(settings, layout, vectors, bindings, segments)
+        self._update = DeviceUpdate(parts, layout, vectors, bindings, segments)
         first = self._new_pass(parts.batch, resident=True, first=True)
         self._passes[parts.batch, True] = first
         self.engine = first.engine
@@ -234,13 +234,13 @@ class DeviceStep(OneProcess):
 
 
 class DeviceUpdate:
-    """The graphs that run after the gradient, in order.
+    """The graphs that run after the gradient, in the order of the stages of the step.
 
     Parameters
     ----------
-    settings : StepSettings
-    parameters : FlatParameters
-        Their layout on the device.
+    parts : StepParts
+    layout : FlatParameters
+        The layout of the parameters on the device.
     vectors : DeviceVectors
     bindings : VectorBindings
     segments : sequence of SegmentUpdate
@@ -248,22 +248,34 @@ class DeviceUpdate:
 
     def __init__(
         self,
-        settings: StepSettings,
-        parameters: FlatParameters,
+        parts: StepParts,
+        layout: FlatParameters,
         vectors: DeviceVectors,
         bindings: VectorBindings,
         segments: Sequence[SegmentUpdate],
     ) -> None:
-        self._decay, self._segments, self._vectors, self._bindings = settings.ema_decay, segments, vectors, bindings
-        self._dtype = parameters.vector.dtype
-        self._calls: list[tuple[Binding, dict[str, str]]] = []  # with what changes every step, and its keys in scalars
-        if settings.alpha and parameters.penalized.stop:
-            size = (parameters.penalized.stop,)
-            penalty = bindings.penalty(vectors.buffer.part(0, size), vectors.gradient.part(0, size))
-            self._calls.append((penalty, {name: name for name in ("strength", PENALTY)}))
-        if settings.max_grad_norm is not None:
-            self._calls.append((bindings.clipping(vectors.gradient), {}))
-        for one in segments:
+        self._decay, self._segments, self._vectors = parts.settings.ema_decay, segments, vectors
+        self._dtype = layout.vector.dtype
+        # each with the inputs and outputs that change every step, mapped to their keys in ``scalars``
+        self._calls: list[tuple[Binding, dict[str, str]]] = []
+        for stage in parts.stages:
+            if stage == "penalty":
+                size = (layout.penalized.stop,)
+                penalty = bindings.penalty(vectors.buffer.part(0, size), vectors.gradient.part(0, size))
+                self._calls.append((penalty, {name: name for name in ("strength", PENALTY)}))
+            elif stage == "clipping":
+                self._calls.append((bindings.clipping(vectors.gradient), {}))
+            elif stage == "update":
+                self._add_updates()
+            elif stage == "average":
+                shape, start = layout.vector.shape, len(layout.buffer) - len(layout.vector)
+                average = bindings.average(vectors.buffer.part(start, shape), vectors.buffer.part(0, shape))
+                self._calls.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
+
+    def _add_updates(self) -> None:
+        """Append the updates of all segments to the calls."""
+        vectors = self._vectors
+        for one in self._segments:
             part, parameter, slots = one.segment.part, one.segment.parameter, one.slots(vectors.slots)
             start, shape = part.start, tuple[int, ...]([part.stop - part.start])
             if parameter is None:
@@ -275,10 +287,6 @@ class DeviceUpdate:
             arrays = {"parameters": vectors.buffer.part(start, shape), **slots}
             binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
             self._calls.append((binding, {name: _scalar_name(one, name) for name in one.scalars(Rates(0.001), 1)}))
-        if parameters.average is not None:
-            shape, start = parameters.vector.shape, len(parameters.buffer) - len(parameters.vector)
-            average = bindings.average(vectors.buffer.part(start, shape), vectors.buffer.part(0, shape))
-            self._calls.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
 
     def scalars(
         self, weights: np.ndarray, rates: Sequence[Rates], optimizer_state: OptimizerState
@@ -316,7 +324,7 @@ def _scalar_name(one: SegmentUpdate, name: str) -> str:
 
 
 ALIGNMENT = 64
-"""Elements of which each parameter begins at a multiple on a device: convolutions of cuDNN refuse other addresses."""
+"""On a device each parameter begins at a multiple of so many elements: convolutions of cuDNN refuse other addresses."""
 
 
 class DeviceVectors:
@@ -347,7 +355,8 @@ class DeviceVectors:
         self._start = len(layout.vector)
         self.buffer, self.gradient = self.new(layout.buffer), self.new(layout.gradient)
         self.next_statistics = self.new(layout.statistics)
-        # only vectors for all parameters have the layout of those; the others are arrays of one
+        # a slot for all parameters is named by an identifier and has their layout; the name of one for a single
+        # parameter holds a slash
         self._vectors = {name for name in optimizer_state.slots if name.isidentifier()}
         self.slots = {name: self.new(self._laid_out(name)) for name in optimizer_state.slots}
 

@@ -139,13 +139,15 @@ class HostPasses:
 
         # Penalty, clipping and accumulation write all gradients after the pass, so all must be cleared before the next.
         settings, parameters, lookups = parts.settings, parts.parameters, self.program.lookups
-        rewritten = parts.penalizes or settings.max_grad_norm is not None or settings.accumulate > 1
+        rewritten = settings.accumulate > 1 or not {"penalty", "clipping"}.isdisjoint(parts.stages)
         self.row_sparse: dict[str, RowSparseGradient] = {}
         for name in dict.fromkeys(lookup.weight for lookup in lookups):
             view, count = parameters.gradient_view(name), sum(one.count for one in lookups if one.weight == name)
             self.row_sparse[name] = RowSparseGradient(view.reshape(len(view), -1), count, rewritten=rewritten)
         lazy, optimizer = settings.lazy_rows, settings.optimizer
-        idle_rows_stay = isinstance(optimizer, Optimizer) and not (parts.penalizes or moves_without_gradient(optimizer))
+        idle_rows_stay = (
+            isinstance(optimizer, Optimizer) and "penalty" not in parts.stages and not moves_without_gradient(optimizer)
+        )
         for product in self.program.products if lazy or idle_rows_stay else ():
             if product.weight in parameters.names:
                 view, axis = parameters.gradient_view(product.weight), int(product.transposed)

@@ -1,9 +1,9 @@
-"""The training step in the host's memory: gradient, accumulation, penalty, clipping, update, average.
+"""The training step in the host's memory: pass, accumulation, and the stages that :data:`~.step_parts.STAGES` orders.
 
 They all read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and gradient, by
 sessions or machine code. :class:`~.updates.HostUpdates` computes the optimizer's update, by NumPy, machine code or
-sessions. The step runs them in order, with accumulation, penalty and clipping in between. Pass and update are separate
-graphs because an update inside the gradient graph would overwrite weights that the backward pass still needs.
+sessions. Pass and update are separate graphs because an update inside the gradient graph would overwrite weights that
+the backward pass still needs.
 
 Vectors and buffers are bound before the first step, so that no step allocates parameters, gradients or optimizer state.
 Sparse data, row gradients, padding and row weights do take arrays of their own in a step, and running statistics are
@@ -29,7 +29,16 @@ from .parameters import FlatParameters, state_slots
 from .passes import HostPasses
 from .programs import COMPILED
 from .step_parts import OptimizerState, Rates, Scheduled, StepParts, StepSettings
-from .updates import HostAccumulation, HostAverage, HostPenalty, HostUpdates, VectorBindings
+from .updates import (
+    GradientStage,
+    HostAccumulation,
+    HostAverage,
+    HostClipping,
+    HostPenalty,
+    HostUpdates,
+    VectorBindings,
+    WeightStage,
+)
 
 
 @dataclass(frozen=True)
@@ -145,19 +154,34 @@ class HostStep(OneProcess):
         self.program = self.passes.program
         self.engine = self.program.engine
         bindings = VectorBindings(settings, parameters, np.asarray)
-        self._penalty = HostPenalty(bindings, parameters) if parts.penalizes else None
-        self._clip = None if settings.max_grad_norm is None else bindings.clipping(parameters.gradient)
         self._accumulation = HostAccumulation(bindings, parameters) if settings.accumulate > 1 else None
-        decay = settings.ema_decay
-        self._average = None if decay is None else HostAverage(bindings, parameters, parts.optimizer_state, decay)
-        self._updates: HostUpdates | None = None  # L-BFGS reads the gradients only
-        if isinstance(settings.optimizer, Optimizer):
-            segments = bindings.segment_updates(settings.optimizer)
-            parts.optimizer_state.prepare(state_slots(settings.optimizer, parameters), parameters.vector.dtype)
-            lazy, slots = settings.lazy_rows, parts.optimizer_state.slots
-            self._updates = HostUpdates(
-                segments, parameters, slots, self.passes.row_sparse, lazy=lazy, penalized=parts.penalizes
-            )
+
+        # The stages in their order: those that change the gradients run before the loss is yielded, the others after.
+        self._gradient_stages: list[GradientStage] = []
+        self._weight_stages: list[WeightStage] = []
+        self._updates: HostUpdates | None = None
+        for stage in parts.stages:
+            if stage == "penalty":
+                self._gradient_stages.append(HostPenalty(bindings, parameters))
+            elif stage == "clipping":
+                self._gradient_stages.append(HostClipping(bindings, parameters))
+            elif stage == "update":
+                assert isinstance(settings.optimizer, Optimizer)
+                segments = bindings.segment_updates(settings.optimizer)
+                parts.optimizer_state.prepare(state_slots(settings.optimizer, parameters), parameters.vector.dtype)
+                lazy, penalized = settings.lazy_rows, "penalty" in parts.stages
+                self._updates = HostUpdates(
+                    segments,
+                    parameters,
+                    parts.optimizer_state.slots,
+                    self.passes.row_sparse,
+                    lazy=lazy,
+                    penalized=penalized,
+                )
+                self._weight_stages.append(self._updates)
+            elif stage == "average":
+                assert settings.ema_decay is not None
+                self._weight_stages.append(HostAverage(bindings, parameters, parts.optimizer_state, settings.ema_decay))
 
     def train(
         self,
@@ -193,7 +217,8 @@ class HostStep(OneProcess):
                 share = one.weight / total if total > 0 else 0.0
                 loss += share * self.passes.run(rates.dropout)
                 self._accumulation.add(i, len(group), share)
-            loss += 0.0 if self._penalty is None else self._penalty.run(total)
+            for stage in self._gradient_stages:
+                loss += stage.run(total)
             del one, group  # they may hold the window of a stream
             yield total, loss
             self.update(rates)
@@ -205,15 +230,18 @@ class HostStep(OneProcess):
         return self.passes.buffers(rows)
 
     def compute_gradients(self, weight: float, dropout: float = 1.0) -> float:
-        """Compute the gradients of the minibatch in the buffers; return its loss, the penalty included.
+        """Compute the gradients of the minibatch in the buffers, as the update reads them; return its loss.
 
-        The penalty is divided by ``weight``, the sum of the weights of the minibatch, or of all rows for L-BFGS.
-        Scheduled dropout ratios are multiplied by ``dropout``.
+        Penalty and clipping are applied, and the loss includes the penalty. The penalty is divided by ``weight``, the
+        sum of the weights of the minibatch, or of all rows for L-BFGS. Scheduled dropout ratios are multiplied by
+        ``dropout``.
         """
         if self.passes.row_sparse:
             self.passes.begin()
         loss = self.passes.run(dropout)
-        return loss if self._penalty is None else loss + self._penalty.run(weight)
+        for stage in self._gradient_stages:
+            loss += stage.run(weight)
+        return loss
 
     def loss(self) -> float:
         """Return the loss of the minibatch in the buffers, without the penalty; its gradients are overwritten."""
@@ -221,14 +249,10 @@ class HostStep(OneProcess):
         return self.passes.run(1.0)
 
     def update(self, rates: Rates) -> None:
-        """Update the parameters by the gradients."""
-        if self._clip is not None:
-            self._clip.run()
+        """Update the parameters by the gradients, and their average by the parameters."""
         self.optimizer_state.t += 1
-        if self._updates is not None:
-            self._updates.run(rates, self.optimizer_state.t)
-        if self._average is not None:
-            self._average.run()
+        for stage in self._weight_stages:
+            stage.run(rates, self.optimizer_state.t)
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""

@@ -1,4 +1,4 @@
-"""The plain data that a training step is made of: settings, rates, optimizer state, parts.
+"""The plain data that a training step is made of: the order of its stages, settings, rates, optimizer state, parts.
 
 The estimator resolves the settings once. :mod:`.loss_graph` reads the loss and its targets, :mod:`.programs` engine and
 device, :mod:`.updates` and :mod:`.device_step` the optimizer and its options.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,8 +18,18 @@ from .._model.trainable import TrainableModel
 from .._ort.devices import Device
 from .._utils.typing import DType
 from ..losses import Loss
-from ..optimizers import BaseOptimizer, Slot
+from ..optimizers import BaseOptimizer, Optimizer, Slot
 from .parameters import Factors, FlatParameters, owned
+
+Stage: TypeAlias = Literal["penalty", "clipping", "update", "average"]
+
+STAGES: tuple[Stage, ...] = ("penalty", "clipping", "update", "average")
+"""What follows the pass of a step, or the last pass if it accumulates several, in this order.
+
+This is the only statement of the order: the steps on the host and on devices and the exported graphs walk through
+:attr:`StepParts.stages`. The stages before "update" change the gradients, and the penalty adds to the loss. ``alpha``
+takes part in the norm that ``max_grad_norm`` limits, since the penalty comes before the clipping.
+"""
 
 
 class Scheduled(NamedTuple):
@@ -225,6 +235,14 @@ class StepParts:
     sparse: Collection[str] = ()
 
     @property
-    def penalizes(self) -> bool:
-        """True if the penalty has an effect."""
-        return bool(self.settings.alpha and self.parameters.penalized.stop)
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages of :data:`STAGES` that the step has."""
+        settings = self.settings
+        updates = isinstance(settings.optimizer, Optimizer)  # L-BFGS reads loss and gradients, and updates by itself
+        has: dict[Stage, object] = {
+            "penalty": settings.alpha and self.parameters.penalized.stop,
+            "clipping": updates and settings.max_grad_norm is not None,
+            "update": updates,
+            "average": updates and settings.ema_decay is not None,
+        }
+        return tuple(stage for stage in STAGES if has[stage])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -442,7 +442,21 @@ def _rows_first(matrix: np.ndarray, axis: int) -> list[np.ndarray]:
     return [matrix] if axis == 0 else list(matrix)
 
 
-# Penalty, accumulation and average on the host, as the step calls them.
+# Penalty, clipping, accumulation and average on the host, as the step calls them.
+
+
+class GradientStage(Protocol):
+    """A stage that changes the gradients before the update."""
+
+    def run(self, weight: float) -> float:
+        """Change them; return the addition to the loss. ``weight`` is the sum of the weights of the rows."""
+
+
+class WeightStage(Protocol):
+    """A stage that changes the weights or their average."""
+
+    def run(self, rates: Rates, t: int) -> None:
+        """Change them in step ``t``."""
 
 
 class HostPenalty:
@@ -459,6 +473,18 @@ class HostPenalty:
         self._strength[()] = 1.0 / weight if weight > 0 else 0.0
         self._binding.run()
         return float(self._value.item())
+
+
+class HostClipping:
+    """The limit of the norm of all gradients."""
+
+    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
+        self._binding = bindings.clipping(parameters.gradient)
+
+    def run(self, weight: float) -> float:
+        """Clip the gradients; the loss stays the same."""
+        self._binding.run()
+        return 0.0
 
 
 class HostAccumulation:
@@ -485,7 +511,7 @@ class HostAverage:
         self._optimizer_state, self._decay, self._weight = optimizer_state, decay, np.zeros((), bindings.dtype)
         self._binding = bindings.average(parameters.average, parameters.vector, self._weight)
 
-    def run(self) -> None:
+    def run(self, rates: Rates, t: int) -> None:
         """Move the average towards the parameters."""
         self._optimizer_state.averaged += 1
         self._weight[()] = step_weight(self._decay, self._optimizer_state.averaged)
