@@ -95,6 +95,8 @@ class SGD(Optimizer):
 
 
 class _FusedSGD(Optimizer):
+    """SGD without momentum in one kernel; tests/optimizers/test_fused_kernels.py compares it with the formula."""
+
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
         inputs = k["learning_rate"], p, g
         return op.emit("SGDOptimizer", *inputs, domain="com.microsoft")[0], {}
