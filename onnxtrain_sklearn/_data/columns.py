@@ -337,7 +337,7 @@ _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.ti
 def require_in_memory(data: object, name: str = "X") -> None:
     """Raise TypeError for data whose rows are not in memory, or not in this process, and for names of tables.
 
-    Packages are told by the names of modules, so that none is imported.
+    Packages are recognized by the names of modules, so that none is imported.
     """
     kind = type(data)
     if kind is np.ndarray or data is None:

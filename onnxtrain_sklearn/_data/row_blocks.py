@@ -149,8 +149,8 @@ class RowBlocks:
     def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
         raise TypeError(
             f"{self!r} is read in blocks and cannot be converted to an array: searches, cross-validation and the other "
-            f"steps of a pipeline take rows in memory, such as pandas.read_parquet(...). Without them, "
-            f"the OrtGradient, RealMLP and TabM estimators fit to it."
+            f"steps of a pipeline take rows in memory, such as pandas.read_parquet(...). Outside of them, the "
+            f"OrtGradient, RealMLP and TabM estimators fit to it as it is."
         )
 
     def close(self) -> None:
@@ -199,8 +199,8 @@ class RowBlocks:
         opened = self._open()
         if opened.remove is not None:
             raise ValueError(
-                f"{_description(self.source)} is no set of Parquet files, which alone are read where they lie. Read it "
-                f"with Dask, as by dask.dataframe.read_csv."
+                f"{_description(self.source)} is no set of Parquet files of short row groups, and only these are read "
+                f"in other processes. Read it with Dask, as by dask.dataframe.read_csv."
             )
         return _BlockReader(self, opened.blocks[i], opened.features)
 
@@ -232,7 +232,7 @@ def is_source(X: Any, y: Any = None) -> bool:
     if isinstance(X, (str, os.PathLike)):
         return True
     named = isinstance(y, str)
-    if isinstance(X, (list, tuple)):  # of texts, it may be documents too
+    if isinstance(X, (list, tuple)):  # strings may be documents instead of paths
         return bool(X) and all(
             isinstance(one, os.PathLike) or (isinstance(one, str) and (named or Path(one).suffix.lower() in FORMATS))
             for one in X
@@ -251,7 +251,7 @@ def is_source(X: Any, y: Any = None) -> bool:
 
 def holds_blocks(X: Any) -> bool:
     """Return True if X is a table in blocks: an object with ``block(i)``."""
-    # A column may have that name, which is not callable; a delayed object of Dask has a method of each name.
+    # A data frame may have a column ``block``, which is not callable; a delayed object of Dask answers to every name.
     return callable(getattr(X, "block", None)) and not hasattr(type(X), "__dask_graph__")
 
 
@@ -338,7 +338,7 @@ def pieces(source: Any, columns: Sequence[str] | None, others: Sequence[str], si
     ----------
     source : RowBlocks, or what it takes as its source, or pyarrow.RecordBatchReader
     columns : sequence of str or None
-        The first columns of each table; None: all but ``others``, and but the targets and weights of a RowBlocks.
+        The first columns of each table; None: all except ``others`` and, of a RowBlocks, its targets and weights.
     others : sequence of str
         The columns behind them.
     size : int

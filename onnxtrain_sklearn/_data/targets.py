@@ -146,7 +146,7 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
 def _plain_labels(y: object) -> np.ndarray | None:
     """Return the labels of a plain array of whole numbers whose kind needs none of scikit-learn's checks; else None.
 
-    scikit-learn warns where most rows have a label of their own.
+    None also if most rows have a label of their own, of which scikit-learn warns.
     """
     if type(y) is not np.ndarray or y.ndim != 1 or y.dtype.kind not in "iub" or not len(y):
         return None
@@ -402,7 +402,7 @@ def ignored_in(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarr
 
 
 def counted_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
-    """Return the targets of labels of which some may not count."""
+    """Encode labels of which some may not count (``ignore_label``)."""
     found = ignored_in(y, ignore_label)
     if found is None:
         return class_targets(y, classes)

@@ -176,7 +176,7 @@ class TrainableModel:
         return bool(self.low_rank) or self.kept != NOTHING_KEPT
 
     def weights(self, current: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and running statistic by name; of those in ``current``, if given."""
+        """Return a copy of every parameter and running statistic by name; ``current`` replaces the initial values."""
         initial = {name: initial_value(self.model, name) for name in (*self.parameters, *self.statistics)}
         if current is None:
             return {name: np.array(array) for name, array in initial.items()}

@@ -71,7 +71,7 @@ class PassGraph:
         """Return the session of the pass, which other fits may use too."""
         program, settings = self.program, self.parts.settings
         device, options = settings.device, settings.session_options
-        if program.work >= PARALLEL_WORK:  # its memory plan would waste 50 % here
+        if program.work >= PARALLEL_WORK:  # onnxruntime's memory pattern would waste 50 %
             options = {"enable_mem_pattern": False, **(options or {})}
         if settings.checkpoint_activations:
             options = {**BACKWARD_IN_ORDER, **(options or {})}
@@ -237,7 +237,7 @@ class HostPass:
             for one in lookups:
                 one.add_gradients()
 
-        # For a small network there are two calls, and the time of each counts.
+        # A list of calls instead of conditions: in the step of a small network, each microsecond counts.
         self._calls: Sequence[Callable[[], object]] = [
             *(one.forward for one in products),
             *([] if at_labels is None else [at_labels.update]),
@@ -343,7 +343,7 @@ class RowSparseGradient:
     axis : int, default=0
         1 if the matrix is stored transposed, so that its columns are the rows.
     most : int, default=None
-        Number of indices above which a step updates the whole matrix. None: no step does, as ``lazy_rows``
+        Number of indices above which a step updates the whole matrix. None: always row by row, as ``lazy_rows``
         demands, or as ``count`` has decided (embeddings).
     """
 

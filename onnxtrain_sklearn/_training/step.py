@@ -110,7 +110,7 @@ class TrainingStep(Protocol):
         """Reset the optimizer to its state before the first step."""
 
     def remote_state(self) -> dict[str, Any]:
-        """Return further entries of a stored training: those of shards on a cluster."""
+        """Return what a checkpoint stores beside parameters and optimizer state: the state of a cluster's shards."""
 
     def restore_remote(self, stored: Mapping[str, Any]) -> None:
         """Go on from the entries that :meth:`remote_state` returned."""

@@ -93,7 +93,7 @@ class TotalLoss:
     ----------
     outputs : tuple of OutputLoss
     has_factors : bool
-        Whether the targets are followed by a factor of the weight of the row for each output.
+        Whether a column for each output follows the targets: the factor by which it multiplies the weight of the row.
     """
 
     outputs: tuple[OutputLoss, ...]
@@ -119,11 +119,11 @@ class OutputLoss:
     weight : float
         What the loss is multiplied by in the sum.
     positions : Positions or None
-        The axes of scores at each position of a row.
+        For labels at positions: the axes of the scores.
     places : tuple of int
-        The shape of the positions.
+        For labels at positions: their shape.
     label_weights : tuple of float
-        The weights of labels at positions, by class.
+        For labels at positions: the weight of each class.
     ignores : bool
         Whether a row may have several labels of which some do not count (target -1).
     """

@@ -219,8 +219,8 @@ class VectorBindings:
     def _session(self, graph: bytes, products: float = 0.0) -> InferenceSession:
         """Return a session; ``products`` are the multiply-adds of its products of matrices.
 
-        Without large ones it has one thread: a second spinning pool would compete with the gradient session's. Those of
-        Muon take longer than the pass of a small minibatch.
+        It has one thread, as a second spinning pool would compete with that of the gradient session; several only for
+        large products, such as Muon's, which take longer than the pass of a small minibatch.
         """
         settings = self._settings
         threads = devices.available_threads() if products >= PARALLEL_WORK else 1

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ..exceptions import nearest
 from ..graph import GraphBuilder
 from ..optimizers import AdamW
+from ..optimizers.adam import adam_step
 from ..optimizers.base import Named, Step
 from ..optimizers.scalars import Number
 
@@ -193,7 +194,7 @@ class OrtAdamW(AdamW):
         return {**super().scalars(learning_rate, t), "epsilon": float(self.epsilon)}
 
     def update(self, op: GraphBuilder, p: ir.Value, g: ir.Value, state: Named, k: Named) -> Step:
-        step, moments = self._step(op, g, state, k)
+        step, moments = adam_step(op, g, state, k, self)
         new = op.Sub(p, step)
         return op.Sub(new, op.Mul(new, k["decay"])) if self.weight_decay else new, moments
 

@@ -71,7 +71,7 @@ class Adam(Optimizer):
         return {"learning_rate": rate, "epsilon": self.epsilon * root}
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        step, moments = _step(op, with_penalty(op, g, p, self, k), state, k, self)
+        step, moments = adam_step(op, with_penalty(op, g, p, self, k), state, k, self)
         return op.Sub(p, step), moments
 
     def fused(self) -> Optimizer | None:
@@ -118,7 +118,7 @@ class AdamW(Adam):
         return {**super().scalars(learning_rate, t), "decay": decay}
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        step, moments = _step(op, g, state, k, self)
+        step, moments = adam_step(op, g, state, k, self)
         if self.weight_decay:  # not p·(1 - ηλ): in float32, 1 - 1e-5 misses 0.2 % of the decay, 1 - 1e-8 all of it
             step = op.Add(step, op.Mul(p, k["decay"]))
         return op.Sub(p, step), moments
@@ -127,7 +127,7 @@ class AdamW(Adam):
         return _FusedAdam(self.beta_1, self.beta_2, self.epsilon, self.weight_decay)
 
 
-def _step(op: GraphBuilder, g: Value, state: Named, k: Named, optimizer: Adam) -> Step:
+def adam_step(op: GraphBuilder, g: Value, state: Named, k: Named, optimizer: Adam) -> Step:
     """Emit the step of Adam, which is subtracted from the parameters, and the new moments."""
     # The one statement of the formula, beside `scalars` and `update`. A kernel computes the same where `fused` says so:
     # after a change here, tests/optimizers/test_fused_kernels.py fails until the kernel is left out.

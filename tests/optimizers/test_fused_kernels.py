@@ -88,13 +88,13 @@ def epsilon_in_the_root(op, g, state, k, optimizer):
 
 
 def decay_of_the_new_parameters(self, op, p, g, state, k):
-    step, moments = adam._step(op, g, state, k, self)
+    step, moments = adam.adam_step(op, g, state, k, self)
     moved = op.Sub(p, step)
     return op.Sub(moved, op.Mul(moved, k["decay"])), moments
 
 
 CHANGES = {
-    "step": (adam, "_step", epsilon_in_the_root),
+    "step": (adam, "adam_step", epsilon_in_the_root),
     "decay": (AdamW, "update", decay_of_the_new_parameters),
     "bias corrections": (
         Adam, "scalars", lambda self, learning_rate, t: {"learning_rate": learning_rate, "epsilon": self.epsilon}
