@@ -337,10 +337,15 @@ _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.ti
 def require_in_memory(data: object, name: str = "X") -> None:
     """Raise TypeError for data whose rows are not in memory, or not in this process, and for names of tables.
 
-    Packages are recognized by the names of modules, so that none is imported.
+    Every public function that takes rows calls it before it reads them. Of a dict, it checks all values. Packages are
+    recognized by the names of modules, so that none is imported.
     """
     kind = type(data)
     if kind is np.ndarray or data is None:
+        return
+    if isinstance(data, Mapping):
+        for one in data.values():
+            require_in_memory(one, name)
         return
     packages = {one.__module__.partition(".")[0] for one in kind.__mro__}
     graph = getattr(kind, "__dask_graph__", None)  # arrays of xarray have it too, and None unless they are of Dask
@@ -351,7 +356,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
     on_cluster = on_cluster if "dask" in packages else ""
     if packages & _ELSEWHERE or (graph is not None and graph(data) is not None):
         raise TypeError(
-            f"{given}, whose rows are not in the memory of this process, where these estimators train and predict. "
+            f"{given}, whose rows are not in the memory of this process, where training and predictions run. "
             f"Give {fetched}; or, if they do not fit, write Parquet files, which {_READERS} read in blocks: "
             f"fit('folder/', y='column').{on_cluster}"
         )

@@ -43,7 +43,7 @@ from .predict import (
     typed_labels,
     within_one,
 )
-from .streams import predicted_batches, reads_source, score_of_source
+from .streams import predicted_batches, reads_source, score_of_source, scored_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -301,8 +301,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
-        if y is None:
-            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
+        y = scored_targets(self, y, sample_weight)
         predicted = self.predict(X)  # raises if it is not fitted
         if self._state.decoding.positions is None:
             y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)

@@ -25,7 +25,7 @@ from .fit import train
 from .outputs import NumberTask, OutputTask, takes_negative_numbers
 from .parameters import REGRESSOR, attributes
 from .predict import numbers_in_rows
-from .streams import predicted_batches, reads_source, score_of_source
+from .streams import predicted_batches, reads_source, score_of_source, scored_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,8 +116,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         check_is_fitted(self)
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
-        if y is None:
-            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
+        y = scored_targets(self, y, sample_weight)
         if not self._state.decoding.row_shape:
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)

@@ -637,6 +637,15 @@ def _columns(method: str, decoding: Decoding, classes: Any, found: Any) -> dict[
     return dict(zip(names, several.T, strict=True))
 
 
+def scored_targets(estimator: object, y: Any, sample_weight: Any) -> Any:
+    """Return ``y`` of a call of ``score`` with rows in memory; raise if it is None, or not in memory as the weights."""
+    if y is None:
+        raise ValueError(f"{type(estimator).__name__}.score requires y, but the target y is None.")
+    require_in_memory(y, "y")
+    require_in_memory(sample_weight, "sample_weight")
+    return y
+
+
 def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float:
     """Return the score of all rows of a source: the accuracy of a classifier, else R²."""
     check_is_fitted(estimator)

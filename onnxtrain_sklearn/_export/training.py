@@ -18,6 +18,7 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike, DTypeLike
 
 from .._data.batches import weighted_rows
+from .._data.columns import require_in_memory
 from .._data.inputs import Inputs, is_frame
 from .._data.targets import (
     Targets,
@@ -406,6 +407,7 @@ class InputNode(Protocol):
 
 def rows_of_inputs(X: object, inputs: Sequence[InputNode]) -> dict[str, np.ndarray]:
     """Return the rows of each input in its type and shape."""
+    require_in_memory(X)
     names = [one.name for one in inputs]
     if not isinstance(X, Mapping):
         columns = {str(name): name for name in X.columns} if is_frame(X) else {}
@@ -452,6 +454,8 @@ def loop_targets(
     manifest: Fact, inputs: Mapping[str, InputFact], y: RowValues, sample_weight: RowValues | None, n: int
 ) -> LoopTargets:
     """Return the targets of ``n`` rows."""
+    require_in_memory(y, "y")
+    require_in_memory(sample_weight, "sample_weight")
     if "targets" in manifest:
         return _several_targets(manifest["targets"], inputs, y, sample_weight, n)
     if isinstance(y, Mapping | Inputs):

@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
-from .._data.columns import COPY_LIMIT, InputData
+from .._data.columns import COPY_LIMIT, InputData, require_in_memory
 from .._model.trainable import TensorSpec
 from .._ort import devices, packages, sessions
 from .._utils.typing import Estimator, MatrixLike, SparseLike
@@ -285,6 +285,7 @@ CHECKED_ROWS = 256
 
 def sample_rows(X: MatrixLike) -> Any:
     """Return rows spread over the data, indexed as scikit-learn does."""
+    require_in_memory(X)
     rows: Any = X
     n = rows.shape[0] if hasattr(rows, "shape") else len(rows)
     return sklearn_private._safe_indexing(X, np.unique(np.linspace(0, n - 1, min(n, CHECKED_ROWS)).astype(int)))

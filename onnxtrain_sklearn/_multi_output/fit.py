@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .._data.columns import warn_of_rounding
+from .._data.columns import require_in_memory, warn_of_rounding
 from .._data.held_out import faults_of_validation_data, require_scorable
 from .._data.inputs import Inputs, frame_arrays, is_frame
 from .._data.targets import (
@@ -358,6 +358,7 @@ def _settings_of(estimator: Any) -> dict[str, Any]:
 
 def by_output(data: Any, outputs: Mapping[str, object], what: str) -> dict[str, Any]:
     """Return data by output as a dict; they are one, :class:`Inputs`, or a data frame with columns by their names."""
+    require_in_memory(data, what)
     if is_frame(data):
         data = frame_arrays(data, list(outputs))
     data = data.arrays if isinstance(data, Inputs) else data
@@ -375,6 +376,7 @@ def by_output(data: Any, outputs: Mapping[str, object], what: str) -> dict[str, 
 
 def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict[str, Any]:
     """Return the weights of the rows by output, None if all are one; a single array applies to all outputs."""
+    require_in_memory(sample_weight, "sample_weight")
     if not isinstance(sample_weight, Mapping | Inputs) and not is_frame(sample_weight):
         return dict.fromkeys(outputs, sample_weight)
     given = sample_weight.arrays if isinstance(sample_weight, Inputs) else sample_weight

@@ -39,6 +39,7 @@ from .._estimators.streams import (
     reads_source,
     rows_in_buffer,
     score_of_source,
+    scored_targets,
     sizes_of_blocks,
 )
 from .._estimators.training_state import generator_of
@@ -476,8 +477,7 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
         """
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
-        if y is None:
-            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
+        y = scored_targets(self, y, sample_weight)
         return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:
@@ -532,8 +532,7 @@ class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
         """
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
-        if y is None:
-            raise ValueError(f"{type(self).__name__}.score requires y, but the target y is None.")
+        y = scored_targets(self, y, sample_weight)
         return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:

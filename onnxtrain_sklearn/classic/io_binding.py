@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .._data.columns import require_in_memory
 from .._ort import objects as runtime
 from .._ort.devices import resolve_device
 from .._utils.typing import DType
@@ -124,6 +125,7 @@ class SessionIOBinding(_Binding):
     def bind_input(self, name: str, *place: Any) -> None:
         """Bind an input to an array, or to memory given as OrtDevice, element type, shape and address."""
         if len(place) == 1:
+            require_in_memory(place[0], repr(name))
             self.bound.bind_input(name, np.asarray(place[0]))
             return
         device, element_type, shape, address = place
@@ -161,6 +163,7 @@ class IOBinding(_Binding):
 
     def bind_cpu_input(self, name: str, arr_on_cpu: np.ndarray) -> None:
         """Bind an input to an array; each run reads it."""
+        require_in_memory(arr_on_cpu, repr(name))
         self.bound.bind_input(name, np.asarray(arr_on_cpu))
 
     def bind_input(

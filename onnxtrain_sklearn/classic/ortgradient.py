@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from .._data.columns import require_in_memory
 from .._gradient.engine import choose_engine
 from .._importers.load import checked, load
 from .._ir.edits import initializers_to_inputs, keep_outputs
@@ -451,6 +452,7 @@ class OrtGradientForwardBackwardFunction:
         """
         cls = type(self)
         names = cls._grad_input_names
+        require_in_memory(inputs, "inputs")
         if len(inputs) != len(names):
             raise ValueError(f"forward expects {len(names)} tensors ({', '.join(names)}), got {len(inputs)}.")
         given = [_of_type(x, cls._types[name], name) for name, x in zip(names, inputs, strict=True)]
@@ -503,6 +505,7 @@ class OrtGradientForwardBackwardFunction:
                 f"Run forward(inputs, training=True) first; each forward pass has one backward pass."
             )
         waiting = self._pending[pending]
+        require_in_memory(grad_outputs, "grad_outputs")
         # The gradients, in the type and shape of the outputs; integers have none.
         single = isinstance(grad_outputs, np.ndarray) or runtime.unwrapped_value(grad_outputs) is not None
         given: list[Any] = [grad_outputs] if single else list(grad_outputs)
@@ -582,6 +585,8 @@ def _value(tensor: Any, device: runtime.OrtDevice) -> runtime.OrtValue:
 def _of_type(tensor: Any, dtype: np.dtype[np.generic], name: str) -> Any:
     """Return the tensor, float arrays cast to the float type of the graph; raise for other types."""
     value = runtime.unwrapped_value(tensor)
+    if value is None:
+        require_in_memory(tensor, name)
     found = runtime.dtype_of(value.data_type()) if value is not None else np.asarray(tensor).dtype
     if found == dtype:
         return tensor

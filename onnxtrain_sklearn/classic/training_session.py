@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from .._data.columns import require_in_memory
 from .._gradient.engine import choose_engine
 from .._importers.load import checked, load
 from .._ir.edits import initializers_to_inputs
@@ -121,6 +122,8 @@ class TrainingSession:
         valid = [value.name for value in self.get_outputs()]
         names = valid if output_names is None else require_names(output_names, valid, "output_names")
         feed, rate = dict(input_feed), None
+        for name, value in feed.items():
+            require_in_memory(value, f"input_feed[{name!r}]")
         if self._update is not None and (key := self._parameters.lr_params_feed_name) in feed:
             rate = np.asarray(feed.pop(key), np.float32).reshape(-1)
             if rate.size != 1:
@@ -486,6 +489,7 @@ class TrainingState:
 def to_array(value: Any) -> np.ndarray:
     """Return a copy of an array or of an OrtValue as an array."""
     unwrapped = runtime.unwrapped_value(value)
+    require_in_memory(value, "the value")
     return np.array(value) if unwrapped is None else runtime.copied_array(unwrapped)
 
 

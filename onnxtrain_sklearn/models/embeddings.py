@@ -21,6 +21,7 @@ import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.utils import check_random_state
 
+from .._data.columns import require_in_memory
 from .._data.statistics import exact_quantiles
 from .._importers.load import load
 from .._ir.edits import replace_input
@@ -117,6 +118,8 @@ class Embedded(BaseBuilder):
         sample_weight: np.ndarray | None = None,
     ) -> onnx.ModelProto:
         self.validate()
+        for keyword, data in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+            require_in_memory(data, keyword)
         rng = check_random_state(random_state)
         rows, seed = None if X is None else dense_rows(X), rng.randint(2**31 - 1)
 
@@ -532,11 +535,13 @@ MAX_ROWS = 10_000
 
 def dense_rows(X: Any) -> np.ndarray:
     """Return rows as an array of float32; sparse ones become dense."""
+    require_in_memory(X)
     return np.asarray(X.toarray() if sp.issparse(X) else X, np.float32)
 
 
 def some_rows(X: Any, rng: np.random.RandomState) -> np.ndarray:
     """Return the rows, or :data:`MAX_ROWS` of them that are drawn at random."""
+    require_in_memory(X)
     n = X.shape[0]
     return dense_rows(X if n <= MAX_ROWS else X[np.sort(rng.choice(n, MAX_ROWS, replace=False))])
 

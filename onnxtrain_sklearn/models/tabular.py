@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 from sklearn.utils import check_random_state
 
+from .._data.columns import require_in_memory
 from .._ir.edits import insert_after
 from .._utils.cache import content
 from .._utils.params import BELOW_ONE, CODE_COLUMNS, COUNT, Instance, OneOf, Rules, Sizes
@@ -593,6 +594,7 @@ def task_of(y: np.ndarray | None) -> str:
     """Return the kind of the targets: "classes", "numbers" or "unknown"."""
     if y is None:
         return "unknown"
+    require_in_memory(y, "y")
     return "classes" if np.asarray(y).dtype.kind in "iub" else "numbers"
 
 

@@ -1,28 +1,39 @@
 """Tables whose rows are not in this process, and sources where rows are needed: a TypeError that names a remedy."""
 
+import inspect
 import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+import onnxtrain_sklearn
 from onnxtrain_sklearn import (
     MLP,
     Inputs,
     OrtGradientClassifier,
     OrtGradientMultiOutput,
     OrtGradientRegressor,
+    RealMLP,
     RealMLPClassifier,
     RealMLPRegressor,
     RowBlocks,
+    TabM,
     TabMClassifier,
     TabMRegressor,
+    load_training,
 )
+from onnxtrain_sklearn.classic.optimizers import TrainingParameters
+from onnxtrain_sklearn.classic.ortgradient import OrtGradientForwardBackward
+from onnxtrain_sklearn.classic.training_session import TrainingSession
+from onnxtrain_sklearn.models import Embedded
 from tests.helpers.several_outputs import KINDS, data, graph
 
 pd = pytest.importorskip("pandas")
@@ -127,6 +138,96 @@ def test_estimator_of_several_outputs_refuses_sources_and_tables_elsewhere():
     assert_refused(lambda: fitted.predict(dask), "X is a dask.array.core.Array", "X.compute()")
     for given in SOURCES.values():
         assert_refused(lambda given=given: fitted.predict(given), "X is a", "read in blocks")
+
+
+ROWS = [f"{name}{of}" for of in ("", "_val", "_old") for name in ("X", "y", "sample_weight")]
+"""The parameters that take rows in all public methods."""
+
+TARGETS = {"class": y.to_numpy(), "number": np.arange(40.0)}
+
+
+def fitted_owners(folder):
+    """Return an object of each public class whose methods take rows, and the targets that it takes."""
+    rows = X.to_numpy()
+    for estimator in ESTIMATORS.values():
+        yield clone(estimator).fit(rows, y), y
+    given = LogisticRegression().fit(rows, y)
+    yield OrtGradientClassifier(given, finetune=None, **SHORT).fit(rows, y), y
+    names = list(TARGETS)
+    several = OrtGradientMultiOutput(graph_of_several(), loss={one: KINDS[one].loss for one in names}, **SHORT)
+    yield several.fit(rows, TARGETS), TARGETS
+    for estimator, targets in ((ESTIMATORS["classifier"], y), (several, TARGETS)):
+        path = folder / type(estimator).__name__
+        estimator.export_training(path, rows, targets)
+        yield load_training(path), targets
+    for builder in (RealMLP(), TabM(), Embedded("piecewise_linear", MLP())):
+        yield builder, y.to_numpy()
+    yield onnxtrain_sklearn, y  # its functions
+
+
+def graph_of_several():
+    """Return a graph of two features with the outputs "class" and "number"."""
+    return onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 2] X) => (float[N, 2] class, float[N, 1] number)
+        <float[2, 2] A = {1, 0, 0, 1}, float[2, 1] B = {0, 0}> { class = MatMul(X, A)  number = MatMul(X, B) }"""
+    )
+
+
+def test_all_public_functions_refuse_tables_elsewhere(tmp_path):
+    dask, found = ELSEWHERE["dask array"][0], set()
+    required = {"folder": tmp_path / "refused", "n_features": 2, "n_outputs": 2, "random_state": 0, "model": MLP()}
+    for owner, targets in fitted_owners(tmp_path):
+        for name in dir(owner):
+            method = None if name.startswith(("_", "set_")) else getattr(owner, name, None)
+            if not callable(method) or isinstance(method, type):
+                continue
+            if name == "to_sklearn" and not isinstance(owner.model, LogisticRegression):
+                continue  # of other models, no rows make a scikit-learn model
+            if name == "export_training" and hasattr(owner, "fit"):
+                method = clone(owner).export_training  # the export of a fitted estimator reads no rows
+            parameters = inspect.signature(method).parameters
+            for lazy in (one for one in ROWS if one in parameters):
+                group = lazy.removeprefix("sample_weight").removeprefix("X").removeprefix("y")
+                own = {"X": X.to_numpy(), "y": targets, f"X{group}": X.to_numpy(), f"y{group}": targets, **required}
+                given = {one: value for one, value in own.items() if one in parameters} | {lazy: dask}
+                with pytest.raises(TypeError, match=rf"^{lazy} is a dask\.array\.core\.Array.*{lazy}\.compute\(\)"):
+                    method(**given)
+                if isinstance(targets, dict) and lazy.startswith(("y", "sample_weight")):
+                    given[lazy] = {**targets, "class": dask}
+                    with pytest.raises(TypeError, match=rf"{lazy} is a dask\.array\.core\.Array"):
+                        method(**given)
+                found.add(f"{type(owner).__name__}.{name}({lazy})")
+    assert len(found) > 100
+    assert {"OrtGradientClassifier.score(y)", "Training.partial_fit(X)", "RealMLP.build(y)"} < found
+
+
+def test_classic_interfaces_refuse_tables_elsewhere():
+    dask = ELSEWHERE["dask array"][0]
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 14]> net (float[N, 2] X, float[N, 1] y) => (float loss)
+        <float[2, 1] W = {1, 0}>
+        { p = MatMul(X, W)  d = Sub(p, y)  s = Mul(d, d)  loss = ReduceMean <keepdims = 0> (s) }"""
+    ).SerializeToString()
+    parameters = TrainingParameters()
+    parameters.loss_output_name, parameters.weights_to_train = "loss", {"W"}
+    session = TrainingSession(model, parameters)
+    feed = {"X": np.ones((3, 2), np.float32), "y": np.ones((3, 1), np.float32)}
+    forward = OrtGradientForwardBackward(model, weights_to_train=["W"]).new_instance()
+    W = np.ones((2, 1), np.float32)
+    forward.forward([*feed.values(), W], training=True)
+    for call in (
+        lambda: session.run(None, {**feed, "X": dask}),
+        lambda: session.run(None, {**feed, "Learning_Rate": dask}),
+        lambda: session.run_with_ort_values(None, {**feed, "X": dask}),
+        lambda: session.io_binding().bind_cpu_input("X", dask),
+        lambda: session.io_binding()._iobinding.bind_input("X", dask),
+        lambda: forward.forward([dask, feed["y"], W]),
+        lambda: forward.forward(dask),
+        lambda: forward.backward([dask]),
+        lambda: forward.backward(dask),
+    ):
+        assert_refused(call, "is a dask.array.core.Array", ".compute()")
+    assert len(forward.backward([np.ones((), np.float32)])) == 3
 
 
 def test_inputs_refuse_tables_elsewhere():
