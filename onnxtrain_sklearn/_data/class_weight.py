@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.class_weight import compute_class_weight, compute_sample_weight
 
 from .._utils.typing import ClassWeight
+from .statistics import LabelCounts
 from .targets import IGNORED, Classes, Targets, checked_weights, labels_of, position_shares, share_of_labels
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
@@ -117,6 +119,20 @@ def balanced_weights(totals: np.ndarray, weight: float) -> np.ndarray:
     ``totals`` are the weights of the rows of each class, ``weight`` is their sum, which class weights do not change.
     """
     return np.asarray(weight / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
+
+
+def balanced_labels(labels: Sequence[LabelCounts]) -> list[dict[Any, float]]:
+    """Return the balanced weights by label, a dict for each of several labels a row.
+
+    They are those of scikit-learn's ``compute_sample_weight``, for which rows count alike, whatever their weights: the
+    totals of ``labels`` must be numbers of rows.
+    """
+    found = []
+    for counts in labels:
+        n_rows, n_classes = counts.totals.sum(), np.count_nonzero(counts.totals)
+        weights = n_rows / (n_classes * np.where(counts.totals > 0, counts.totals, 1.0))
+        found.append(dict(zip(counts.labels.tolist(), weights.tolist(), strict=True)))
+    return found
 
 
 def _require_no_negative(weights: np.ndarray, class_weight: ClassWeight) -> None:

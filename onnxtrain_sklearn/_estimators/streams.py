@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.batches import Block, BlockBatches
-from .._data.class_weight import balanced_weights
+from .._data.class_weight import balanced_labels, balanced_weights
 from .._data.columns import InputData, require_in_memory
 from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks, holds_blocks, is_source, pieces, targets_in
@@ -118,7 +118,7 @@ class Stream:
         if not isinstance(given, str) or given != "balanced" or not self.labels:
             return given
         if len(self.labels) > 1:
-            raise ValueError("class_weight='balanced' is for one label a row where a table is read in blocks.")
+            return balanced_labels(self.labels)
         (counts,) = self.labels
         weights = balanced_weights(counts.totals, float(counts.totals.sum()))
         return dict(zip(counts.labels.tolist(), weights.tolist(), strict=True))
@@ -378,7 +378,8 @@ def add_targets(
     if counted is not None and columns.shape[1] > 1:
         raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
     rows = slice(None) if counted is None else counted.reshape(-1)
-    label_weights = np.ones(len(y)) if weights is None else weights
+    # Balanced weights of several labels a row follow from numbers of rows: see balanced_labels.
+    label_weights = np.ones(len(y)) if weights is None or columns.shape[1] > 1 else weights
     label_weights = label_weights * trains  # a label that only held-out rows have is a class of weight zero
     stream.labels = stream.labels or [LabelCounts() for _ in columns.T]
     for known, column in zip(stream.labels, columns.T, strict=True):

@@ -19,7 +19,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
 
 from .._data.batches import read_ahead
-from .._data.class_weight import balanced_weights, require_usable_weights, weights_of_classes
+from .._data.class_weight import balanced_labels, balanced_weights, require_usable_weights, weights_of_classes
 from .._data.columns import as_frame
 from .._data.inputs import warn_of_texts
 from .._data.statistics import LabelCounts
@@ -121,7 +121,7 @@ class BlockExamples:
                     columns = y.reshape(size, -1).T
                     labels = labels or [LabelCounts() for _ in columns]
                     for counts, column in zip(labels, columns, strict=True):
-                        counts.update(column, own_weights)
+                        counts.update(column, own_weights if len(columns) == 1 else None)  # see balanced_labels
                     own[i] = LabelCounts().update(columns[0])
                 else:
                     targets = recipe._encode(y)
@@ -307,7 +307,7 @@ def _class_weights(
     """Return the weight of each class by its label; ``rows`` are some that hold all labels."""
     if given is None or len(labels) > 1:
         if isinstance(given, str):
-            raise ValueError("class_weight='balanced' is for one label a row where a table is read in blocks.")
+            return balanced_labels(labels)
         if given is not None:
             compute_sample_weight(given, rows)  # raises for weights that do not fit the labels
         return given  # type: ignore[no-any-return]

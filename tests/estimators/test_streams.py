@@ -27,7 +27,7 @@ from onnxtrain_sklearn import (
     RowBlocks,
     callbacks,
 )
-from tests.helpers.environment import OWN_MEMORY, each_engine
+from tests.helpers.environment import OWN_MEMORY, available_engines, each_engine
 from tests.helpers.observed import prepare_on_sample, trained_on_device
 
 pa = pytest.importorskip("pyarrow")
@@ -147,6 +147,28 @@ def test_balanced_weights_of_a_stream_are_those_of_all_rows(tmp_path):
     weights = dict(zip(range(3), compute_class_weight("balanced", classes=np.arange(3), y=y), strict=True))
     expected = classifier(class_weight=weights).fit(RowBlocks(path, "y", buffer_rows=200))
     assert same_bits(classifier(class_weight="balanced").fit(RowBlocks(path, "y", buffer_rows=200)), expected)
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("kind", ["indicators", "texts"])
+def test_balanced_weights_of_several_labels_are_those_of_all_rows(kind, engine, tmp_path):
+    X, y = labels(weights=[0.7, 0.2, 0.1])
+    order = np.argsort(y, kind="stable")
+    columns = {"first": (y == 1).astype(int), "second": (y == 2).astype(int)}
+    if kind == "texts":
+        columns = {"first": np.array(["no", "yes"])[columns["first"]], "second": np.array(["a", "b", "c"])[y]}
+    others = {name: column[order] for name, column in columns.items()}
+    path = write(tmp_path / "table.parquet", X[order], 1.0 + y[order], **others)
+    rows = RowBlocks(path, list(columns), sample_weight="y", columns=NAMES, buffer_rows=200)
+    # scikit-learn counts rows alike here, whatever their weights
+    weights = []
+    for column in columns.values():
+        classes = np.unique(column)
+        own = compute_class_weight("balanced", classes=classes, y=column)
+        weights.append(dict(zip(classes.tolist(), own.tolist(), strict=True)))
+    expected = classifier(class_weight=weights, engine=engine).fit(rows)
+    assert same_bits(classifier(class_weight="balanced", engine=engine).fit(rows), expected)
+    assert not same_bits(classifier(engine=engine).fit(rows), expected)
 
 
 def test_classes_of_the_last_block_alone_are_learned(tmp_path):

@@ -344,6 +344,18 @@ def test_blocks_are_released_after_use():
     assert most <= 4
 
 
+def test_balanced_weights_of_several_labels_are_those_of_all_rows(tmp_path):
+    frame = table().assign(low=lambda f: (f["size"] < -1).astype(int), red=lambda f: (f["color"] == "red").astype(int))
+    path = write(frame.sort_values("low"), tmp_path / "table.parquet")
+    names, classes = ["low", "red"], np.array([0, 1])
+    weights = [compute_class_weight("balanced", classes=classes, y=frame[name]) for name in names]
+    balanced = classifier(class_weight="balanced").fit(blocks(path, names))
+    given = classifier(class_weight=[dict(zip([0, 1], own, strict=True)) for own in weights]).fit(blocks(path, names))
+    plain = classifier().fit(blocks(path, names))
+    np.testing.assert_array_equal(balanced.predict_proba(frame[FEATURES]), given.predict_proba(frame[FEATURES]))
+    assert np.abs(balanced.predict_proba(frame[FEATURES]) - plain.predict_proba(frame[FEATURES])).max() > 1e-2
+
+
 def test_several_labels_and_several_numbers_are_trained(tmp_path):
     frame = table().assign(
         new_label=lambda f: (f["size"] > 0).astype(int), red=lambda f: (f["color"] == "red").astype(int)
@@ -356,8 +368,6 @@ def test_several_labels_and_several_numbers_are_trained(tmp_path):
     numbers = regressor(max_iter=8).fit(blocks(path, ["number", "other"]))
     assert numbers.predict(frame[FEATURES]).shape == (len(frame), 2)
     assert numbers.score(frame[FEATURES], frame[["number", "other"]]) > 0.8
-    with pytest.raises(ValueError, match="'balanced' is for one label"):
-        classifier(class_weight="balanced").fit(blocks(path, ["new_label", "red"]))
     weighted = classifier(class_weight=[{0: 1, 1: 1}, {0: 0, 1: 1}]).fit(blocks(path, ["new_label", "red"]))
     assert weighted.predict(frame[FEATURES])[:, 1].mean() > 0.9  # only rows with the second label count
 
