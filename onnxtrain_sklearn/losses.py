@@ -199,6 +199,7 @@ class LogLoss(_LikelihoodLoss):
         loss = op.Neg(op.GatherElements(log_p, op.Unsqueeze(labels, axes=[1]), axis=1))
         if not share:
             return loss
+        # The smoothed part of the target weighs all log-probabilities equally: their mean, times the share.
         return op.Sub(op.Mul(loss, 1.0 - share), op.Mul(op.ReduceMean(log_p, axes=[-1], keepdims=True), share))
 
 
@@ -249,6 +250,7 @@ class ModifiedHuber(_ClassificationLoss):
     name = "modified_huber"
 
     def link(self, task: Task) -> Link:
+        # Labels are independent of each other; the probabilities of classes must add up to one.
         return "hard_sigmoid" if task == "multilabel" else "clipped_margin"
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
@@ -383,6 +385,7 @@ class Quantile(_RegressionLoss):
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         residual = op.Sub(scores, y)
+        # |r| / 2 plus a slope: one form for both sides of the kink, where Where would take two.
         half = op.Mul(op.Abs(residual), 0.5)
         return half if self.quantile == 0.5 else op.Add(half, op.Mul(residual, 0.5 - float(self.quantile)))
 

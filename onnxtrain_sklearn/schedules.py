@@ -185,6 +185,7 @@ class Cosine(Annealing):
         return _cosine(1.0, self.final, step / total)
 
 
+# Without a name, and so not in the registry: its steps are those of one training, which SnapshotEnsemble counts.
 class Restarts(Schedule):
     """Half a cosine from 1 down to 0 up to each of several steps, after which it starts again.
 
@@ -364,7 +365,7 @@ class OneCycle(Planned):
 
     def factor(self, progress: Progress) -> float:
         step, total = progress.step, total_steps_of(self, self.total_steps, progress)
-        top, end = self.warmup_fraction * total - 1.0, total - 1.0
+        top, end = self.warmup_fraction * total - 1.0, total - 1.0  # PyTorch counts T steps from 0 to T - 1
         if step >= end:
             return float(self.final)
         if step < top:
@@ -575,6 +576,7 @@ class Warmup(Schedule):
         return self._inner().finished(self._after(progress))
 
     def _inner(self) -> Schedule:
+        # Made anew at each step, as the parameter must stay the name that it was given as; that takes a microsecond.
         return SCHEDULES[self.schedule]() if isinstance(self.schedule, str) else self.schedule
 
     def _after(self, progress: Progress) -> Progress:

@@ -111,6 +111,7 @@ class Console:
             line: str | None = None,
         ) -> None:
             text = sentence(message)
+            # Deprecations are for the authors of the libraries; a user of the command line cannot act on them.
             if text not in shown and not issubclass(category, DeprecationWarning | PendingDeprecationWarning):
                 shown.add(text)
                 self.error(f"warning: {text}")
@@ -173,6 +174,7 @@ def parsed_settings(given: Sequence[str]) -> dict[str, object]:
         name, sign, text = (part.strip() for part in one.partition("="))
         if not sign or not name:
             raise UsageError(f"--set takes NAME=VALUE, such as max_iter=50, got {one.partition('=')[0]!r}.")
+        # Literals alone: an expression of Python could run anything. A name without quotes, such as sgd, is text.
         try:
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
@@ -227,7 +229,7 @@ def require_writable(files: Sequence[Path | None], tables: Sequence[Path | None]
             continue
         if path.is_dir():
             raise UsageError(f"{str(path)!r} is a folder: name a file to write.")
-        folder = next(one for one in path.absolute().parents if one.exists())
+        folder = next(one for one in path.absolute().parents if one.exists())  # missing folders are made later
         if not folder.is_dir():
             raise UsageError(f"{str(path)!r} cannot be written: {str(folder)!r} is no folder.")
         if not os.access(path if path.exists() else folder, os.W_OK):

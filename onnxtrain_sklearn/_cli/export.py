@@ -48,7 +48,9 @@ def _gradient(options: argparse.Namespace, console: Console) -> Outcome:
     if of not in (known := [value.name for value in proto.graph.output]):
         raise UsageError(f"--of {of!r} is no output of the graph.{nearest(of, known)}")
     names = options.wrt
-    if not names:  # the initializers that an estimator would train
+    if not names:
+        # The initializers that an estimator would train. What reading restores, such as a parameter of PyTorch that the
+        # exporter split or computed with, has no name in the file.
         described = OrtGradientRegressor(GraphModel(proto, of)).describe()
         stored = {tensor.name for tensor in proto.graph.initializer}
         names = [entry.name for entry in described.of("trained") if entry.name in stored]

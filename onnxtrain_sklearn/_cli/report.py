@@ -70,6 +70,7 @@ def _curves_as_png(report: Report) -> bytes | None:
         from matplotlib.figure import Figure
     except ImportError:
         return None
+    # Without pyplot, which would choose a backend with windows and keep the figure in a global list.
     display = TrainingDisplay.of(report.net)
     panels = len(display.panels)
     figure = Figure(figsize=(6.4, 1.2 + 2.4 * panels), layout="constrained")

@@ -147,6 +147,8 @@ class BlockRows:
 
     def _chosen(self, i: int, size: int) -> np.ndarray:
         """Return the mask of the rows of a block."""
+        # Drawn anew from the number of the block: rows to train on and rows to test on agree in whatever order blocks are
+        # read, and no mask of the whole table is kept.
         held_out = np.random.default_rng([self._seed, i]).random(size) < self._share
         return held_out if self._tests else ~held_out
 
@@ -162,7 +164,7 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 class _PreparedBlocks:
     """Blocks of rows as estimators read them, with prepared columns."""
 
-    prefetch = 1
+    prefetch = 1  # a thread prepares the next block while this one is trained on
 
     def __init__(self, rows: BlockRows, prepare: Callable[[Any], Any]) -> None:
         self._rows, self._prepare = rows, prepare

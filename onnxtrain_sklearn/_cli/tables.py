@@ -63,7 +63,7 @@ def read_table_file(path: Path, separator: str | None = None) -> Any:
     except Exception as error:  # pyarrow has an error class of its own for each defect
         raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
     _warn_of_index(path, [str(name) for name in frame.index.names if name is not None])
-    names = list(map(str, frame.columns))
+    names = list(map(str, frame.columns))  # a frame may be written with numbers as names
     _require_different(path, names)
     frame.columns = names
     _require_rows(len(frame), path)
@@ -81,6 +81,7 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if path.is_dir():
             found = sorted(file for file in path.rglob("*") if file.is_file())
+            # Spark and others put files such as _SUCCESS and .crc beside the data; pyarrow skips the same names.
             found = [file for file in found if not any(part[0] in "._" for part in file.relative_to(path).parts)]
             if not found:
                 raise UsageError(f"{str(path)!r} holds no file.")
@@ -202,7 +203,7 @@ def _csv_pieces(files: Sequence[Path], separator: str | None, size: int) -> Iter
             types[name] = "boolean"
         elif known - {"i", "u", "f"}:
             types[name] = "str"
-        elif own != {"i"}:
+        elif own != {"i"}:  # integers with missing values, as pandas has them in a table that it reads at once
             types[name] = "float64"
     for frame in _of_size(_csv_chunks(files, separator, size, types), size, pandas_module().concat):
         yield TablePiece(frame)
@@ -245,6 +246,8 @@ def _csv_chunks(
 
 def _csv_reader(path: Path, separator: str | None, **options: Any) -> Any:
     """Open a CSV file, of which pandas then reads all rows or a chunk."""
+    # low_memory=True would find the types of a column anew in each chunk, and mix them; without index_col=False, the
+    # first column would become the index if rows have one field more than the header.
     options = {"iterator": True, "low_memory": False, "index_col": False} | options
     return pandas_module().read_csv(path, sep=_separator(path, separator), **options)
 

@@ -169,7 +169,7 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     default = DEFAULT_MODEL
     if options.validation is not None or (options.model is None and is_large(files)):
         default = DEFAULT_NETWORK
-    option = model_named(options.model or default, options.trust)
+    option = model_named(options.model or default, options.trust)  # before the table is read, which may take long
     splits = rows_to_train(options, _task_of_model(option, options.task), console, warn_of_row_numbers)
     target = splits.target
 
@@ -366,6 +366,7 @@ def _continue_training(
         return prepare(frame) if whole is net else whole[:-1].transform(prepare(frame))
 
     apply_settings(net, settings)
+    # For this call alone: a stored estimator keeps the settings that it was made with.
     for_now: dict[str, object] = {} if "warm_start" in settings else {"warm_start": True}
     held = {}
     if validation is not None:
@@ -397,7 +398,7 @@ def _train_table_pipeline(estimator: Estimator, rows: AnyRows, validation: Rows 
     texts = text_columns(frame)
     numbers = [name for name in frame.columns if name not in texts]
     for name in numbers:
-        if frame[name].isna().all():
+        if frame[name].isna().all():  # the imputer would leave the column out without a word
             raise ValueError(
                 f"Column {name!r} holds no value in the rows to train on: leave it out by --drop {name!r}."
             )
@@ -432,7 +433,7 @@ def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Co
     prepared = trained.prepare(rows.frame)
     try:
         model, whole = whole_graph(trained, prepared), True
-    except Exception as error:
+    except Exception as error:  # skl2onnx raises errors of many types for steps that it does not convert
         if trained.predictor is trained.net:
             raise
         console.progress(f"The pipeline is not converted to ONNX ({sentence(error)}): the network alone is written.")
@@ -445,6 +446,7 @@ def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Co
             "classes": None if classes is None else np.asarray(classes).tolist(),
             "missing_text": trained.missing_text,
         }
+        # A graph trained from a file that this command wrote may carry the entry of that file.
         others = [entry for entry in model.metadata_props if entry.key != TABLE_KEY]
         del model.metadata_props[:]
         model.metadata_props.extend(others)
@@ -469,6 +471,7 @@ def whole_graph(trained: Trained, sample: pandas.DataFrame) -> Any:
     texts = set(text_columns(sample))
     kinds = skl2onnx_bridge.types()
     number, text = kinds.FloatTensorType, kinds.StringTensorType
+    # Columns of text and of numbers have inputs of their own; numbers alone are one matrix, as most callers hold them.
     types = [(name, (text if name in texts else number)([None, 1])) for name in sample.columns]
     if not texts:
         types = [("X", number([None, len(sample.columns)]))]
@@ -541,6 +544,7 @@ class Scores:
         n_rows = self._n_rows
         if self._task == "regression":
             total = float((self._moments.deviation**2 * self._moments.weight)[0])
+            # As scikit-learn's r2_score: undefined for one row; of a constant target, 1 if all is predicted exactly.
             if n_rows < 2:
                 r2 = math.nan
             elif total:

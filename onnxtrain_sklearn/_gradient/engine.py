@@ -1,7 +1,8 @@
 """Choose a gradient engine and differentiate a graph with it.
 
 :func:`gradient_graph` is the public function on ONNX models; training calls :func:`differentiate` on graphs that are
-validated already, or :func:`differentiate_own` on a graph that it gives up. All lower fused operators, find the path of
+validated already, or :func:`differentiate_own`, which changes the given graph, on graphs that it does not need any
+more. All lower fused operators, find the path of
 the gradient, try the engines in turn and add zero gradients of names that do not affect the output.
 
 An engine is a function ``(model, wrt, of) -> model``. It returns a new graph with the inputs, initializers and outputs
@@ -219,7 +220,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> 
 
 
 def differentiate_own(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
-    """Differentiate like :func:`differentiate`, but simplify the given model in place: the caller gives it up."""
+    """Differentiate like :func:`differentiate`, but change the given model, which saves a copy of the graph."""
     return _differentiate_lowered(multiply_by_columns(fold(lower(model))), wrt, of, engine)
 
 

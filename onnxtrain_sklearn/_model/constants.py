@@ -63,10 +63,44 @@ def dequantize(model: ir.Model) -> bool:
 
     The standard defines these numbers; some releases of onnxruntime compute with integers instead.
     """
-    nodes = every_node(model.graph)
-    found = [n for n in nodes if n.op_type == "DequantizeLinear" and not n.domain and not is_dynamic(n)]
-    replaced = [_replace_by_floats(model.graph, node) for node in found]
-    return any(replaced)
+    graph, changed = model.graph, False
+    for node in every_node(graph):
+        if node.op_type != "DequantizeLinear" or node.domain or is_dynamic(node):
+            continue
+        operands = [None if x is None else tensor_of(x) for x in node.inputs]
+        blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
+        if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
+            continue
+        if any(tensor is None and x is not None for x, tensor in zip(node.inputs, operands, strict=True)):
+            continue
+        x, scale, *zero = (tensor.numpy() for tensor in operands if tensor is not None)
+        if scale.dtype not in TRAINED_TYPES.values():
+            continue
+
+        # One scale and zero point for all integers, or one for each place along an axis.
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
+        along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
+        if not (scale.size == 1 or along) or any(one.size != scale.size for one in zero):
+            raise ModelError(
+                f"{node_label(node)} is not valid: a scale of shape {scale.shape}"
+                f"{f' and a zero point of shape {zero[0].shape}' if zero else ''} do not fit integers of shape "
+                f"{x.shape}."
+            )
+        shape = [1] * x.ndim
+        if scale.size != 1:
+            shape[axis] = -1
+        shift = zero[0].reshape(shape).astype(scale.dtype) if zero else 0
+
+        # The floats take the name of the integers without the suffix that onnxruntime's quantization gave it.
+        integers = node.inputs[0]
+        assert integers is not None
+        if len(integers.uses()) == 1 and graph.initializers.get(integers.name or "") is integers:
+            del graph.initializers[integers.name or ""]
+        name = (integers.name or "").removesuffix("_quantized")
+        _store_weight(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
+        _remove_producer(node)
+        changed = True
+    return changed
 
 
 def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
@@ -131,38 +165,6 @@ def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
         if name in ("value_float", "value_floats"):
             return ir.tensor(np.asarray(attribute.value, np.float32))
     return None
-
-
-def _replace_by_floats(graph: ir.Graph, node: ir.Node) -> bool:
-    """Replace a DequantizeLinear of constants by the float array that it computes; return False if it must stay."""
-    operands = [None if x is None else tensor_of(x) for x in node.inputs]
-    blocked = "block_size" in node.attributes and node.attributes["block_size"].as_int()
-    if None in operands[:2] or blocked or "output_dtype" in node.attributes or node.outputs[0].is_graph_output():
-        return False
-    if any(tensor is None and x is not None for x, tensor in zip(node.inputs, operands, strict=True)):
-        return False
-    x, scale, *zero = (tensor.numpy() for tensor in operands if tensor is not None)
-    if scale.dtype not in TRAINED_TYPES.values():
-        return False
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
-    along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
-    if not (scale.size == 1 or along) or any(one.size != scale.size for one in zero):
-        raise ModelError(
-            f"{node_label(node)} is not valid: a scale of shape {scale.shape}"
-            f"{f' and a zero point of shape {zero[0].shape}' if zero else ''} do not fit integers of shape {x.shape}."
-        )
-    shape = [1] * x.ndim
-    if scale.size != 1:
-        shape[axis] = -1
-    shift = zero[0].reshape(shape).astype(scale.dtype) if zero else 0
-    integers = node.inputs[0]
-    assert integers is not None
-    if len(integers.uses()) == 1 and graph.initializers.get(integers.name or "") is integers:
-        del graph.initializers[integers.name or ""]
-    name = (integers.name or "").removesuffix("_quantized")
-    _store_weight(graph, node.outputs[0], (x.astype(scale.dtype) - shift) * scale.reshape(shape), name or None)
-    _remove_producer(node)
-    return True
 
 
 def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:

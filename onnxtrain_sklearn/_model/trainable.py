@@ -333,7 +333,8 @@ def trainable_model(
             f"Output {finals[0].name!r} depends on no input of the graph: there are no data to train it on."
         )
 
-    # Parameters. Statistics first get initializers of their own, as an initializer that is both counts as a weight.
+    # Parameters. Statistics first get initializers of their own: one that serves as weight and as statistic counts as
+    # a weight.
     separate_running_statistics(graph)
     separate_stored_statistics(graph)
     judged = verdicts(graph, *every) if foreign else {}

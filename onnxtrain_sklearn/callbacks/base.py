@@ -328,6 +328,7 @@ class TaskContext:
         ends = False
         for callback in self._callbacks:  # all of them, even after one has returned True
             method = getattr(callback, hook)
+            # Of the function, not of the bound method: one entry of the cache for all instances, none kept alive.
             parameters = _signature(getattr(method, "__func__", method)).parameters.values()
             names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
             if unknown := [name for name in names if name not in PASSED]:
@@ -335,7 +336,7 @@ class TaskContext:
                     f"{hook} of the callback {type(callback).__name__} asks for {unknown}, but a hook is given "
                     f"{', '.join(PASSED)} only."
                 )
-            for name in names:
+            for name in names:  # computed only if a hook asks for it: fitted_estimator, for one, is a copy
                 if name not in known:
                     known[name] = values[name]() if name in values else None
             ends |= bool(method(estimator, self, **{name: known[name] for name in names}))

@@ -101,6 +101,7 @@ class Checkpoint(Callback):
         return self.every_steps is not None
 
     def begin(self, training: TrainingInProgress) -> None:
+        # After all callbacks have begun, because a restored state replaces their memories.
         training.defer(lambda: self._find(training))
 
     def after_step(self, training: TrainingInProgress, loss: float) -> None:
@@ -109,6 +110,7 @@ class Checkpoint(Callback):
 
     def after_epoch(self, training: TrainingInProgress) -> None:
         if training.is_resumable or training.epochs_done == 1:  # a search stores once, when it has ended
+            # With the entries of callbacks after this one, and when it is known whether training ends.
             training.defer(lambda: self._store(training))
 
     def seed(self, key: str, drawn: int) -> int:
@@ -269,6 +271,7 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
+        # Types and shapes too: the same bytes read as other numbers would be another state.
         hasher.update(f"{name}\n{array.dtype.str}\n{array.shape}\n".encode())
         hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return hasher.digest()

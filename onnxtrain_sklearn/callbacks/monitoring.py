@@ -144,16 +144,17 @@ class EarlyStopping(Callback):
             raise TypeError(f"monitor must be the name of an entry of history_, got {self.monitor!r}.")
 
     def begin(self, training: TrainingInProgress) -> None:
-        training.memory(self).clear()
+        training.memory(self).clear()  # a second call of fit finds the memory of the first
 
     def after_epoch(self, training: TrainingInProgress) -> bool:
         lower = self.mode == "min" or (self.mode == "auto" and self.monitor in LOWER_IS_BETTER)
         memory, value = training.memory(self), measured(training, self.monitor)
         signed = -value if lower else value
         gain = signed - memory.get("gain", -math.inf)
-        if gain > self.min_delta:
+        if gain > self.min_delta:  # False for NaN, which is no improvement
             memory.update(gain=signed, best=value, epoch=training.row["epoch"], waited=0)
             if self.restore_best and not training.one_epoch:
+                # The whole buffer: running statistics and the moving average belong to the weights.
                 memory["weights"] = training.parameters.buffer.copy()
         else:
             memory["waited"] = memory.get("waited", 0) + 1
@@ -261,6 +262,7 @@ class MetricLogger(Callback):
 
     def _log(self, row: Mapping[str, object]) -> None:
         target, epoch = self._tracker(), row["epoch"]
+        # Trackers take numbers alone; callbacks of the user may have added texts, and the rate of L-BFGS is None.
         numbers = {k: float(v) for k, v in row.items() if isinstance(v, Real) and k not in NOT_METRICS}
         if hasattr(target, "log_metrics"):
             target.log_metrics(numbers, step=epoch)
@@ -274,7 +276,7 @@ class MetricLogger(Callback):
         """Return the target, or the tracker that it returned when it was first called."""
         if _is_tracker(self.target):
             return self.target
-        if "_made" not in vars(self):
+        if "_made" not in vars(self):  # no parameter: clones and pickles call the function again
             self._made = self.target()
             if not _is_tracker(self._made):
                 raise TypeError(_wrong_target(self._made))

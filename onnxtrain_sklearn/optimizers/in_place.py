@@ -191,6 +191,7 @@ class ScheduledDecay:
 
     def scalars(self, learning_rate: Any, t: Any, factor: Any = 1.0) -> dict[str, Any]:
         """Return the scalars of step ``t``."""
+        # The scalars may contain the weight decay, as those of AdamW do: compute them with that of the step.
         now = vars(self.optimizer)[WEIGHT_DECAY] = factor * self.weight_decay
         try:
             return {**self.optimizer.scalars(learning_rate, t), WEIGHT_DECAY: now}
@@ -217,6 +218,7 @@ _ELEMENTWISE = frozenset(
     "Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Where Xor "
     "AdamOptimizer SGDOptimizer".split()
 )
+"""Operators whose result at an index depends on the operands at this index alone: they may write over an operand."""
 
 
 def _check_in_place(author: str, old: Value, new: Value) -> None:

@@ -93,7 +93,7 @@ class LBFGS(BaseOptimizer):
 
         def report(intermediate_result: scipy.optimize.OptimizeResult) -> None:
             if callback is not None and callback(intermediate_result.x, float(intermediate_result.fun)):
-                raise StopIteration
+                raise StopIteration  # by which SciPy lets a callback end the search
 
         x0: Any = np.asarray(start, np.float64)
         end = scipy.optimize.minimize(objective, x0, jac=True, method="L-BFGS-B", callback=report, options=options)

@@ -135,6 +135,7 @@ def emit_scalars(
     *given : onnx_ir.Value
         Its arguments, scalars of the type of the constants.
     """
+    # A trial step on numbers of Python tells which scalars are integers; a Scalar does not know it of itself.
     kinds = {name: isinstance(x, int) for name, x in scalars(0.001, 1, *(1.0 for _ in given[2:])).items()}
     try:
         found = scalars(*(Scalar(op, value) for value in given))

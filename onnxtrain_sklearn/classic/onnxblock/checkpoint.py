@@ -27,6 +27,14 @@ from ..._utils.atomic_files import whole_file
 from ..._utils.errors import refusing
 from ...exceptions import ModelError
 
+# Slots of the tables in onnxruntime's schema, in the order of its files checkpoint.fbs and ort.fbs:
+#
+# - Checkpoint: version, module, optimizer groups, properties
+# - module: trained parameters, frozen parameters, whether it is nominal, whether the values are in another file
+# - optimizer group: name, step, initial learning rate, a table for each parameter: name, moments
+# - properties: integers, floats, texts; each a name and a value
+# - tensor: name, documentation, sizes, type, bytes, texts, offset in another file
+
 IDENTIFIER, VERSION = b"ODTC", 2
 _MODULE, _GROUPS, _PROPERTIES = 1, 2, 3
 _NAME, _DIMS, _TYPE, _RAW, _EXTERNAL = 0, 2, 3, 4, 6
@@ -217,6 +225,7 @@ class _Table:
         self._table, self._read = table, read
 
     def _at(self, slot: int) -> int:
+        # The list of a table's slots begins with two numbers of two bytes; each slot has two bytes, 0 if it is not set.
         offset = int(self._table.Offset(4 + 2 * slot))
         return offset and offset + int(self._table.Pos)
 
@@ -307,7 +316,7 @@ def _pack(builder: flatbuffers.Builder, name: str, array: np.ndarray, *, nominal
     for slot, offset in ((_NAME, text), (_DIMS, dims), (_RAW, raw)):
         builder.PrependUOffsetTRelativeSlot(slot, offset, 0)
     builder.PrependInt32Slot(_TYPE, ir.DataType.from_numpy(array.dtype).value, 0)
-    builder.PrependInt64Slot(_EXTERNAL, -1, -1)
+    builder.PrependInt64Slot(_EXTERNAL, -1, -1)  # -1: the bytes are in this file
     return int(builder.EndObject())
 
 
