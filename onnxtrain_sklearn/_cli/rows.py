@@ -147,7 +147,7 @@ class BlockRows:
 
     def _chosen(self, i: int, size: int) -> np.ndarray:
         """Return the mask of the rows of a block."""
-        # Drawn anew from the number of the block: rows to train on and rows to test on agree in whatever order blocks are
+        # Drawn anew from the number of the block: rows to train on and to test on agree in whatever order blocks are
         # read, and no mask of the whole table is kept.
         held_out = np.random.default_rng([self._seed, i]).random(size) < self._share
         return held_out if self._tests else ~held_out

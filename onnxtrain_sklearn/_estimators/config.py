@@ -20,7 +20,7 @@ from .._gradient.engine import choose_engine
 from .._inference.graph import Decoding
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
-from .._ort.sessions import know_libraries
+from .._ort.sessions import remember_libraries
 from .._pretrained.comparison import is_foreign
 from .._training.parameters import NO_FACTORS, Factors, Trainable, matches
 from .._training.programs import COMPILED, require_compiler
@@ -86,7 +86,7 @@ class TrainingConfig:
         """Return the configuration of an estimator; TypeError or ValueError names an invalid parameter."""
         check_estimator_parameters(estimator)
         optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
-        know_libraries(runtime.session_options)  # before the graph is read, in sessions of its own
+        remember_libraries(runtime.session_options)  # before the graph is read, in sessions of its own
         loop = TrainerSettings(
             learning_rate_init=float(estimator.learning_rate_init),
             schedule=resolve_schedule(estimator.learning_rate),

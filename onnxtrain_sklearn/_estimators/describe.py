@@ -14,7 +14,7 @@ import onnx_ir as ir
 from .._ir.files import without_program
 from .._model.constants import tensor_of
 from .._model.trainable import TrainableModel
-from .._ort.sessions import know_libraries
+from .._ort.sessions import remember_libraries
 from .._training.parameters import selected
 from .._utils.untrusted_text import printable
 from ..losses import LossBlock
@@ -151,7 +151,7 @@ def describe(estimator: Parameters) -> Description:
         return Description(title, engine=estimator.engine)
     read, joined = resolve_graph_model(model), isinstance(estimator.loss, LossBlock)
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
-    know_libraries(resolve_runtime(estimator.runtime).session_options)
+    remember_libraries(resolve_runtime(estimator.runtime).session_options)
     given, _ = trainable_graph_of(
         read.graph, read.output, joined=joined, training_mode=read.training_mode, several=several
     )

@@ -20,7 +20,7 @@ from .._ir.protobuf import from_bytes, to_proto
 from .._model.graph_comparison import first_difference
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.trainable import TrainableModel
-from .._model.weights import form_of
+from .._model.weights import template_of
 from .._ort import devices
 from .._pretrained.comparison import (
     SOME_STEPS,
@@ -296,7 +296,7 @@ def _compared(
 
     # The step of the training, or one in inference form: dropout and minibatch statistics compute another function than
     # predictions do.
-    graph = form_of(state.trained_form.model)
+    graph = template_of(state.trained_form.model)
     draws = ["random numbers"] if draws_numbers(graph) else []
     normalizes = ["statistics of minibatches"] if any(normalizes_by_batch(node) for node in graph.graph) else []
     left_out = " and ".join(draws + normalizes)

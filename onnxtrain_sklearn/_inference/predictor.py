@@ -24,7 +24,7 @@ from .._ir.queries import constant, structure
 from .._model.modes import is_stateless
 from .._model.row_reads import FirstProduct, take_first_products
 from .._model.trainable import TrainableModel
-from .._model.weights import form_of
+from .._model.weights import template_of
 from .._ort import devices, sessions
 from .._ort.devices import Device
 from .._ort.sessions import shared_session
@@ -252,7 +252,7 @@ def filled_graph(
         initializers_to_inputs(inference.graph, list(live))
         return inference
 
-    if holds_fakes(form_of(graph.model)) and not live:
+    if holds_fakes(template_of(graph.model)) and not live:
         return prediction_graph(requantized(made(weights)))  # predict computes with integers, as the exported file does
     if sum(array.nbytes for array in weights.values()) > LARGEST_WEIGHTS:
         return prediction_graph(made(weights))

@@ -131,7 +131,7 @@ def first_difference(given: onnx.ModelProto, made: onnx.ModelProto, feeds: Feeds
     few_bits = _has_few_bits(given)
     known = {name for node in made.graph.node for name in node.output if name}
     nodes = {name: node for node in given.graph.node for name in node.output if name in known}
-    shown = [plain_session(_showing(one, nodes)) for one in (given, made)]
+    shown = [plain_session(_with_outputs(one, nodes)) for one in (given, made)]
     theirs, ours = (None if one is None else one.run(list(nodes), feeds) for one in shown)
     for name, a, b in zip(nodes, theirs or (), ours or (), strict=False):
         if _differ(a, b, few_bits):
@@ -290,7 +290,7 @@ def _is_numeric(*values: Any) -> bool:
     return all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in values)
 
 
-def _showing(proto: onnx.ModelProto, names: Mapping[str, Any]) -> onnx.ModelProto:
+def _with_outputs(proto: onnx.ModelProto, names: Mapping[str, Any]) -> onnx.ModelProto:
     """Return the graph with more values among its outputs; onnxruntime infers their types."""
     result = deepcopy(proto)
     shown = {value.name for value in result.graph.output}

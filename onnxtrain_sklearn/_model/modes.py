@@ -168,7 +168,7 @@ def inference_form(model: ir.Model) -> ir.Model:
     return clone
 
 
-def alone(source: ir.Model, output: str) -> ir.Model:
+def inference_form_of(source: ir.Model, output: str) -> ir.Model:
     """Return the inference form of ``source``, pruned to one output."""
     model = inference_form(source)
     free_batch_axis(model)

@@ -34,7 +34,16 @@ from .modes import normalizes_by_batch, separate_running_statistics, separate_st
 from .precision import NOTHING_KEPT, KeptTypes, kept_types
 from .ranges import range_of
 from .roles import EXPORTER, Verdict
-from .weights import LowRank, common_dtype, form_of, initial_value, listing, parameters_of, reweighted, statistics_of
+from .weights import (
+    LowRank,
+    common_dtype,
+    initial_value,
+    listing,
+    parameters_of,
+    reweighted,
+    statistics_of,
+    template_of,
+)
 
 
 @dataclass(frozen=True)
@@ -185,7 +194,7 @@ class TrainableModel:
     @cached_property
     def running_statistics(self) -> dict[str, str]:
         """The running statistics that training updates: maps each name to the name of the updated value."""
-        nodes = [node for node in form_of(self.model).graph if normalizes_by_batch(node)]
+        nodes = [node for node in template_of(self.model).graph if normalizes_by_batch(node)]
         return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
 
     def with_frozen_statistics(self, trained: Collection[str]) -> TrainableModel:
@@ -199,7 +208,7 @@ class TrainableModel:
             before = own or reaching(node.outputs[0]).intersection(self.parameters)
             return (before or set(self.parameters)).isdisjoint(trained)
 
-        if not any(normalizes_by_batch(node) and is_frozen(node) for node in form_of(self.model).graph):
+        if not any(normalizes_by_batch(node) and is_frozen(node) for node in template_of(self.model).graph):
             return self
         model = self.model.clone()
         for node in [n for n in model.graph if normalizes_by_batch(n) and is_frozen(n)]:
@@ -208,7 +217,7 @@ class TrainableModel:
 
     def with_weights(self, weights: Mapping[str, np.ndarray]) -> TrainableModel:
         """Return the model with other values of some of its weights, in the types that they have."""
-        initializers = form_of(self.model).graph.initializers
+        initializers = template_of(self.model).graph.initializers
         typed = {name: array.astype(initializers[name].dtype.numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
         # unlike replace(), this keeps the cached running_statistics, which depend on the structure alone
         return with_attributes(self, model=reweighted(self.model, typed))

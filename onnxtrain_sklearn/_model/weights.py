@@ -113,7 +113,7 @@ COPIED_AT_ONCE = 2**23
 
 def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
     """Return a model with other values of some initializers, in their types; ``model`` must not change afterwards."""
-    template = form_of(model)
+    template = template_of(model)
     # always one step from a template: a chain of models would keep all earlier weights in memory
     values = {**(model.arrays if isinstance(model, ReweightedModel) else {}), **arrays}
     if sum(array.nbytes for array in values.values()) < COPIED_AT_ONCE:
@@ -125,7 +125,7 @@ def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
     return result
 
 
-def form_of(model: ir.Model) -> ir.Model:
+def template_of(model: ir.Model) -> ir.Model:
     """Return a model of the same structure, perhaps with other weights, without copying a graph; read only."""
     return model.template if isinstance(model, ReweightedModel) else model
 
@@ -133,7 +133,7 @@ def form_of(model: ir.Model) -> ir.Model:
 def initial_value(model: ir.Model, name: str) -> np.ndarray:
     """Return the value of an initializer."""
     own = model.arrays.get(name) if isinstance(model, ReweightedModel) else None
-    return array_of(form_of(model).graph.initializers[name]) if own is None else own
+    return array_of(template_of(model).graph.initializers[name]) if own is None else own
 
 
 class ReweightedModel(ir.Model):

@@ -417,8 +417,8 @@ def index_sizes(graph: onnx.GraphProto) -> dict[str, int]:
 # Libraries of custom operators: named in an estimator's ``session_options``, used by every session that needs one.
 #
 # An estimator reads, compares, trains and exports its graph in several sessions, and most of them are created where the
-# options of the estimator are not known. So :func:`know_libraries` records the libraries for the whole process, and a
-# session that does not know an operator is created once more with all of them. Operators that no library has stay
+# options of the estimator are not known. So :func:`remember_libraries` records the libraries for the whole process, and
+# a session that does not know an operator is created once more with all of them. Operators that no library has stay
 # unknown: the session is refused as before.
 
 
@@ -442,7 +442,7 @@ def libraries_of(options: Mapping[str, object] | None) -> tuple[str, ...]:
     return tuple(os.fspath(path) for path in paths)
 
 
-def know_libraries(options: Mapping[str, object] | None) -> None:
+def remember_libraries(options: Mapping[str, object] | None) -> None:
     """Make the libraries that session options name available to later sessions of this process.
 
     Raises

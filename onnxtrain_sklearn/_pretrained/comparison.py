@@ -50,7 +50,7 @@ from .._model.graph_comparison import (
     plain_session,
 )
 from .._model.links import Positions
-from .._model.modes import alone
+from .._model.modes import inference_form_of
 from .._model.trainable import TrainableModel, with_scores_from_output
 from .._ort import devices
 from .._ort.devices import Device
@@ -139,7 +139,7 @@ def reference_output(
     if not is_foreign(model):
         return None
     whole = graph.model if graph.reference is None else graph.reference
-    reduced = multiply_by_columns(alone(whole, graph.output))
+    reduced = multiply_by_columns(inference_form_of(whole, graph.output))
     columns, n = _inputs_of(reduced, columns, graph.output), len(next(iter(columns.values())))
     sizes = next((dims(v) for v in whole.graph.outputs if v.name == graph.output), None)
     numbers_of_row = math.prod(d for d in (sizes or [])[1:] if isinstance(d, int))
@@ -205,7 +205,7 @@ def is_quantized(graph: ir.Graph) -> bool:
 
 def require_independent_features(model: ir.Model, name: str, trained: Sequence[str]) -> None:
     """Raise ModelError if the features for a new head depend on other rows by mistake."""
-    if _may_go_along_rows(model.graph) and _rows_meet(alone(model, name), name, trained):
+    if _may_go_along_rows(model.graph) and _rows_meet(inference_form_of(model, name), name, trained):
         raise _across_rows(name)
 
 

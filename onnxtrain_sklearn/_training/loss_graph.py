@@ -28,7 +28,7 @@ from .._model.loss_terms import (
 )
 from .._model.modes import follow_torch
 from .._model.trainable import TrainableModel
-from .._model.weights import form_of
+from .._model.weights import template_of
 from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..graph import GraphBuilder, new_graph
@@ -54,7 +54,7 @@ def training_graph(
     With ``normalized`` the weights come divided by their sum, as a column, which saves their division in each step.
     Its outputs are the loss and the next values of running statistics.
     """
-    model = with_batch(form_of(graph.model), batch)  # trained weights become inputs, the others are set here
+    model = with_batch(template_of(graph.model), batch)  # trained weights become inputs, the others are set here
     ir_graph = model.graph
     swap_initializers(ir_graph, frozen)
     scores = next(v for v in ir_graph.outputs if v.name == graph.scores)

@@ -20,7 +20,7 @@ import onnx_ir as ir
 from .._ir.queries import kind, operand
 from .._model.constants import rounded
 from .._model.trainable import TrainableModel, why_quantized
-from .._model.weights import TRAINED_TYPES, factors_of_matrices, form_of
+from .._model.weights import TRAINED_TYPES, factors_of_matrices, template_of
 from .._utils.typing import DType
 from ..exceptions import InvalidParameterError, ModelError, nearest, warn
 from ..optimizers import BaseOptimizer, Optimizer, Parameter, Slot
@@ -352,7 +352,7 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
     """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters."""
     # A constant that was not recognized as a weight becomes one if it is named in full.
     patterns = _patterns(trainable)
-    initializers = form_of(graph.model).graph.initializers
+    initializers = template_of(graph.model).graph.initializers
     named = [name for name in patterns if isinstance(name, str) and name in graph.constants]
     for name in named:
         if name in graph.statistics:
@@ -447,7 +447,7 @@ def _warn_of_missed_matrices(graph: TrainableModel, trainable: Trainable, names:
     if not biases:
         return
     missed = dict[str, str]()
-    for node in form_of(graph.model).graph.all_nodes():
+    for node in template_of(graph.model).graph.all_nodes():
         # Each product of the node, as its bias and its matrix.
         pairs: list[tuple[ir.Value | None, ir.Value | None]] = []
         if kind(node) in ("Conv", "ConvTranspose", "Gemm"):

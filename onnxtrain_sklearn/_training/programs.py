@@ -32,7 +32,7 @@ from .._ir.queries import Dims, attribute, dims, operand, structure, values_dige
 from .._model.modes import is_stateless
 from .._model.row_reads import LARGE, FirstProduct, Lookup, put_back_lookups, take_first_products, take_lookups
 from .._model.trainable import TrainableModel
-from .._model.weights import form_of
+from .._model.weights import template_of
 from .._ort.devices import Device
 from .._ort.llvm import features, is_installed
 from .._utils.cache import Cache, content, is_plain
@@ -185,7 +185,7 @@ def _key(parts: PassParts) -> Hashable:
     model, settings, parameters = parts.graph, parts.settings, parts.parameters
     erased = {*parameters.names, *parameters.running_statistics, *parts.frozen}
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
-    origin = is_from_torch(form_of(model.model))  # decides how running variances are averaged
+    origin = is_from_torch(template_of(model.model))  # decides how running variances are averaged
     form = (
         structure(model.model, erased),
         origin,

@@ -31,7 +31,7 @@ from .._ir.queries import all_values, node_label, structure
 from .._model.batch_axis import ROW_LOSSES, trace_rows, with_batch
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.trainable import TrainableModel
-from .._model.weights import form_of
+from .._model.weights import template_of
 from .._ort import devices, sessions
 from .._utils.cache import Cache
 from .._utils.typing import DType
@@ -121,7 +121,7 @@ def where_rows_meet_in_graph(graph: TrainableModel, options: Options, *, in_trai
 
     In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
     """
-    form = form_of(graph.model)
+    form = template_of(graph.model)
     with _lock:
         known = _of_forms.setdefault(form, {})
     key = (in_training, graph.scores, graph.forms)
