@@ -554,7 +554,7 @@ def test_fitted_model_trains_on_a_table_that_lacks_a_class(tmp_path):
     X, y = labels()
     frame = pd.DataFrame(X, columns=NAMES)
     fitted = LogisticRegression().fit(frame, y)
-    path = write(tmp_path / "table.parquet", X[y < 2], y[y < 2])
+    path = write(tmp_path / "table.parquet", X[y < 2], y[y < 2], rows=12)
     options = {"max_iter": 2, "random_state": 0, "shuffle": False, "tol": 0}
     for weights in (None, "balanced"):
         expected = OrtGradientClassifier(fitted, finetune=None, class_weight=weights, **options)

@@ -129,6 +129,11 @@ def predict_in_chunks(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
         monkeypatch.setattr(predictor, names[name], limit)
 
 
+def predict_in_batches(monkeypatch: pytest.MonkeyPatch, *, rows: int) -> None:
+    """Predict a table in files in batches of about so many rows, each a whole number of chunks."""
+    monkeypatch.setattr(streams, "BATCH_ROWS", rows)
+
+
 def prepare_on_sample(monkeypatch: pytest.MonkeyPatch, *, rows: int, blocks: int) -> None:
     """Prepare the training on a table by about so many of its rows, from so many of its blocks."""
     monkeypatch.setattr(streams, "SAMPLE_ROWS", rows)

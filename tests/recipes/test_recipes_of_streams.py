@@ -20,9 +20,9 @@ from onnxtrain_sklearn import (
     TabMClassifier,
     TabMRegressor,
 )
-from onnxtrain_sklearn._estimators import streams as estimator_streams
 from onnxtrain_sklearn._recipes import preprocessing
 from tests.helpers.environment import each_engine
+from tests.helpers.observed import predict_in_batches, predict_in_chunks
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -36,7 +36,7 @@ RECIPES = {"RealMLP": (RealMLPClassifier, RealMLPRegressor), "TabM": (TabMClassi
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
-def table(n=1200, seed=0):
+def table(n=600, seed=0):
     """Rows with numbers, text, categories that are numbers, and truth values; some are missing."""
     rng = np.random.default_rng(seed)
     size, price = rng.normal(size=n), rng.exponential(size=n) * 1e3
@@ -174,7 +174,7 @@ def test_preprocessing_is_learned_from_all_blocks(name, tmp_path):
     frame = frame.iloc[order]
     frame.loc[frame["size"] > 2, "size"] = np.nan
     path = write(frame, tmp_path / "table.parquet")
-    rows = blocks(path, "number", buffer_rows=400)
+    rows = blocks(path, "number")
     found = regressor(name, validation_fraction=None, max_iter=1).fit(rows)._inputs
     expected = regressor(name, validation_fraction=None, max_iter=1).fit(frame[FEATURES], frame["number"])._inputs
     assert (found.numbers, found.gaps, found.categories) == (expected.numbers, expected.gaps, expected.categories)
@@ -211,7 +211,7 @@ def test_category_and_class_of_the_last_block_alone_are_learned(name, tmp_path):
     frame["label"] = np.where(late, "late", frame["label"])
     path = write(frame, tmp_path / "table.parquet")
     options = {"learning_rate_init": 0.02} if name == "TabM" else {}
-    fitted = classifier(name, max_iter=30, **options).fit(blocks(path, buffer_rows=1000))
+    fitted = classifier(name, max_iter=20, batch_size=64, **options).fit(blocks(path))
     assert fitted.classes_.tolist() == ["high", "late", "low", "middle"]
     assert (fitted.predict(frame.loc[late, FEATURES]) == "late").mean() > 0.9  # the block is not held out
     unseen = frame.loc[late, FEATURES].assign(color="of no row")
@@ -219,7 +219,8 @@ def test_category_and_class_of_the_last_block_alone_are_learned(name, tmp_path):
 
 
 @each_recipe
-def test_columns_without_values_in_blocks_are_those_of_the_table(name):
+@pytest.mark.parametrize("setting", ["from_dtype", ["color", "new"]], ids=str)
+def test_columns_without_values_in_blocks_are_those_of_the_table(setting, name):
     frame = table()
     parts = parts_of(frame)
     # All values of a block are missing, as NaN in a column of text too; in the last column in all blocks.
@@ -227,20 +228,19 @@ def test_columns_without_values_in_blocks_are_those_of_the_table(name):
     parts[3] = parts[3].assign(color=None, new=None)
     parts = [part.assign(grade=np.nan) for part in parts]
     whole = pd.concat([part.astype({"color": object, "size": float, "new": object}) for part in parts])
-    for setting in ("from_dtype", ["color", "new"]):
-        options = {"validation_fraction": None, "categorical_features": setting}
-        found = classifier(name, **options).fit(Frames(parts))
-        expected = classifier(name, **options).fit(whole[FEATURES], whole["label"])
-        one, other = found._inputs, expected._inputs
-        assert (one.numbers, one.gaps, one.categories) == (other.numbers, other.gaps, other.categories)
-        np.testing.assert_array_equal(one.fill, other.fill)
-        assert found.score(whole[FEATURES], whole["label"]) > 0.4
+    options = {"validation_fraction": None, "categorical_features": setting}
+    found = classifier(name, **options).fit(Frames(parts))
+    expected = classifier(name, **options).fit(whole[FEATURES], whole["label"])
+    one, other = found._inputs, expected._inputs
+    assert (one.numbers, one.gaps, one.categories) == (other.numbers, other.gaps, other.categories)
+    np.testing.assert_array_equal(one.fill, other.fill)
+    assert found.score(whole[FEATURES], whole["label"]) > 0.4
 
 
 def test_columns_of_one_file_without_values_have_the_type_of_other_files(tmp_path):
-    frame = table(800)
-    write(frame.iloc[:400].assign(color=None, price=None), tmp_path / "0.parquet")
-    write(frame.iloc[400:], tmp_path / "1.parquet")
+    frame = table(500)
+    write(frame.iloc[:250].assign(color=None, price=None), tmp_path / "0.parquet")
+    write(frame.iloc[250:], tmp_path / "1.parquet")
     fitted = classifier().fit(blocks(tmp_path, buffer_rows=400))
     assert [one.known for one in fitted._inputs.categories] == [("blue", "green", "red"), (0.0, 1.0)]
 
@@ -265,9 +265,10 @@ def test_balanced_classes_weigh_as_those_of_all_rows(tmp_path):
     path = write(frame, tmp_path / "table.parquet")
     classes = np.unique(frame["label"])
     weights = compute_class_weight("balanced", classes=classes, y=frame["label"])
-    balanced = classifier(class_weight="balanced").fit(blocks(path))
-    given = classifier(class_weight=dict(zip(classes, weights, strict=True))).fit(blocks(path))
-    plain = classifier().fit(blocks(path))
+    given = dict(zip(classes, weights, strict=True))
+    balanced, given, plain = (
+        classifier(class_weight=one, batch_size=64, max_iter=2).fit(blocks(path)) for one in ("balanced", given, None)
+    )
     X = frame[FEATURES]
     np.testing.assert_allclose(balanced.predict_proba(X), given.predict_proba(X), atol=1e-5)
     assert np.abs(balanced.predict_proba(X) - plain.predict_proba(X)).max() > 1e-2
@@ -280,24 +281,24 @@ def test_balanced_classes_weigh_as_those_of_all_rows(tmp_path):
 
 @each_engine
 @each_recipe
-def test_recipe_on_blocks_of_a_sorted_table_scores_as_on_arrays(name, engine, tmp_path):
+@pytest.mark.parametrize(("make", "target"), [(classifier, "label"), (regressor, "number")])
+def test_recipe_on_blocks_of_a_sorted_table_scores_as_on_arrays(make, target, name, engine, tmp_path):
     frame = table(2400).astype({"grade": int}).sort_values("number")
     path = write(frame, tmp_path / "table.parquet", rows=80)
     test = table(1000, seed=1).astype({"grade": int})
     options = {"max_iter": 12, "engine": engine, "hidden_layer_sizes": 32}
     options |= {"learning_rate_init": 0.01} if name == "TabM" else {}
-    for make, target in ((classifier, "label"), (regressor, "number")):
-        arrays = make(name, **options).fit(frame[FEATURES], frame[target])
-        streamed = make(name, **options).fit(blocks(path, target, buffer_rows=800))
-        score = streamed.score(test[FEATURES], test[target])
-        assert score > arrays.score(test[FEATURES], test[target]) - 0.03
-        assert score > 0.85
-        assert streamed.n_iter_ == len(streamed.loss_curves_[0]) == len(streamed.validation_scores_[0])
+    arrays = make(name, **options).fit(frame[FEATURES], frame[target])
+    streamed = make(name, **options).fit(blocks(path, target, buffer_rows=800))
+    score = streamed.score(test[FEATURES], test[target])
+    assert score > arrays.score(test[FEATURES], test[target]) - 0.03
+    assert score > 0.85
+    assert streamed.n_iter_ == len(streamed.loss_curves_[0]) == len(streamed.validation_scores_[0])
 
 
 @each_recipe
 def test_a_seed_gives_the_same_bits_with_and_without_reading_ahead(name, tmp_path):
-    path = write(table(800), tmp_path / "table.parquet")
+    path = write(table(500), tmp_path / "table.parquet")
     fits = [classifier(name, max_iter=2).fit(blocks(path, prefetch=ahead)) for ahead in (0, 1, 3)]
     assert all(same_graph(fits[0], other) for other in fits[1:])
     assert not same_graph(fits[0], classifier(name, max_iter=2, random_state=1).fit(blocks(path)))
@@ -313,14 +314,14 @@ def test_members_of_an_ensemble_hold_out_different_blocks(tmp_path):
             read.append(i)
             return super().block(i)
 
-    fitted = classifier(n_ensembles=3, max_iter=6, validation_fraction=0.25).fit(
-        Counted(parts_of(frame), buffer_rows=200)
+    fitted = classifier(n_ensembles=3, max_iter=4, batch_size=64, validation_fraction=0.25).fit(
+        Counted(parts_of(frame, 12), buffer_rows=200)
     )
     assert {row["network"] for row in fitted.history_} == {0, 1, 2}
-    # 24 blocks are in four folds of six; those of the last fold are trained on by each member.
-    counts = np.bincount(read, minlength=24)
-    assert sorted(counts)[-6:] > sorted(counts)[:18]
-    assert len(set(sorted(counts)[:18])) <= 3
+    # Twelve blocks are in four folds of three; those of the last fold are trained on by each member.
+    counts = sorted(np.bincount(read, minlength=12))
+    assert counts[-3] > counts[8]
+    assert len(set(counts[:9])) <= 3
     assert fitted.score(frame[FEATURES], frame["label"]) > 0.7
 
 
@@ -339,7 +340,7 @@ def test_blocks_are_released_after_use():
             most = max(most, sum(one() is not None for one in alive))
             return rows, y
 
-    fitted = classifier("RealMLP", max_iter=2).fit(Counted(parts_of(table(), 60), buffer_rows=100))
+    fitted = classifier("RealMLP", max_iter=2).fit(Counted(parts_of(table(300), 15), buffer_rows=100))
     assert fitted.n_iter_ == 2
     assert most <= 4
 
@@ -362,13 +363,15 @@ def test_several_labels_and_several_numbers_are_trained(tmp_path):
     )
     frame["other"] = -2.0 * frame["number"]
     path = write(frame, tmp_path / "table.parquet")
-    labels = classifier(max_iter=8).fit(blocks(path, ["new_label", "red"]))
+    labels = classifier(max_iter=8, batch_size=64).fit(blocks(path, ["new_label", "red"]))
     assert labels.classes_.tolist() == [0, 1]
     assert (labels.predict(frame[FEATURES]) == frame[["new_label", "red"]]).to_numpy().mean() > 0.9
-    numbers = regressor(max_iter=8).fit(blocks(path, ["number", "other"]))
+    numbers = regressor(max_iter=8, batch_size=64).fit(blocks(path, ["number", "other"]))
     assert numbers.predict(frame[FEATURES]).shape == (len(frame), 2)
     assert numbers.score(frame[FEATURES], frame[["number", "other"]]) > 0.8
-    weighted = classifier(class_weight=[{0: 1, 1: 1}, {0: 0, 1: 1}]).fit(blocks(path, ["new_label", "red"]))
+    weighted = classifier(class_weight=[{0: 1, 1: 1}, {0: 0, 1: 1}], batch_size=64).fit(
+        blocks(path, ["new_label", "red"])
+    )
     assert weighted.predict(frame[FEATURES])[:, 1].mean() > 0.9  # only rows with the second label count
 
 
@@ -377,7 +380,7 @@ def test_several_labels_and_several_numbers_are_trained(tmp_path):
 
 def text_in_a_later_block(frame):
     frame["price"] = frame["price"].astype(object)
-    frame.loc[700:749, "price"] = "unknown"
+    frame.loc[350:374, "price"] = "unknown"
 
 
 ERRORS = {
@@ -388,7 +391,7 @@ ERRORS = {
     ),
     "times": (lambda f: f.assign(size=pd.Timestamp("2020")), TypeError, r"Block 0: .*'size' of X holds times"),
     "infinity": (
-        lambda f: f.assign(size=np.where(f.index == 710, np.inf, f["size"])),
+        lambda f: f.assign(size=np.where(f.index == 360, np.inf, f["size"])),
         ValueError,
         "Block 14: .*infinity",
     ),
@@ -410,9 +413,9 @@ def test_errors_name_block_and_column_and_leave_the_recipe_as_it_was(case):
 
 def test_errors_name_the_row_group(tmp_path):
     frame = table()
-    frame.loc[710, "size"] = np.inf
+    frame.loc[360, "size"] = np.inf
     path = write(frame, tmp_path / "table.parquet")
-    with pytest.raises(ValueError, match=r"Row group 14 of .*table\.parquet: .*infinity .* in column 'size'") as held:
+    with pytest.raises(ValueError, match=r"Row group 7 of .*table\.parquet: .*infinity .* in column 'size'") as held:
         classifier().fit(blocks(path, prefetch=2))
     assert not [one for one in threading.enumerate() if one.name.startswith("onnxtrain_sklearn-read")], held
 
@@ -426,14 +429,14 @@ def test_too_few_blocks_to_hold_out_are_an_error(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Column .* different texts")
 def test_column_of_too_many_categories_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(preprocessing, "MOST_CATEGORIES", 500)
-    frame = table().assign(color=[f"customer {i}" for i in range(1200)])
-    with pytest.raises(ValueError, match=r"Row group \d+ .*'color' of X has more than 500 categories"):
+    monkeypatch.setattr(preprocessing, "MOST_CATEGORIES", 300)
+    frame = table().assign(color=[f"customer {i}" for i in range(600)])
+    with pytest.raises(ValueError, match=r"Row group \d+ .*'color' of X has more than 300 categories"):
         classifier().fit(blocks(write(frame, tmp_path / "table.parquet")))
 
 
 def test_columns_that_may_be_misread_are_warned_of_once(tmp_path):
-    frame = table().assign(color=[f"2020-01-{i % 28 + 1:02}" for i in range(1200)], size=np.arange(1200) + 2**24)
+    frame = table().assign(color=[f"2020-01-{i % 28 + 1:02}" for i in range(600)], size=np.arange(600) + 2**24)
     path = write(frame, tmp_path / "table.parquet")
     with pytest.warns(UserWarning, match="olumn") as caught:
         classifier(max_iter=2).fit(blocks(path, prefetch=0))
@@ -447,7 +450,7 @@ def test_copies_of_sources_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
     os.mkdir(tmp_path / "copies")
     frame = table()
-    path = write(frame, tmp_path / "table.parquet", rows=1200)  # one row group: it is copied
+    path = write(frame, tmp_path / "table.parquet", rows=600)  # one row group: it is copied
     fitted = clone(classifier(max_iter=2)).fit(pq.read_table(path).to_reader, y="label")
     assert fitted.n_iter_ == 2
     with blocks(path) as rows:
@@ -466,11 +469,12 @@ def numbers_of(reader):
 
 @each_recipe
 def test_predictions_of_a_file_have_the_bits_of_arrays(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(estimator_streams, "BATCH_ROWS", 100)
-    frame = table(17_000).assign(weight=np.linspace(0.0, 2.0, 17_000))  # three chunks of rows
-    path = write(frame.iloc[:, ::-1], tmp_path / "table.parquet", rows=900)
+    predict_in_chunks(monkeypatch, rows=200)
+    predict_in_batches(monkeypatch, rows=200)
+    frame = table(500).assign(weight=np.linspace(0.0, 2.0, 500))  # three chunks of rows
+    path = write(frame.iloc[:, ::-1], tmp_path / "table.parquet", rows=90)
     X = frame[FEATURES]
-    labels = classifier(name, max_iter=1, batch_size=4096).fit(X, frame["label"])
+    labels = classifier(name, max_iter=1).fit(X, frame["label"])
     reader = labels.predict_proba(path)
     assert reader.schema.names == labels.classes_.tolist() == ["high", "low", "middle"]
     batches = list(reader)
@@ -481,7 +485,7 @@ def test_predictions_of_a_file_have_the_bits_of_arrays(name, tmp_path, monkeypat
     rows = RowBlocks(path, "label", sample_weight="weight")
     expected = accuracy_score(frame["label"], labels.predict(X), sample_weight=frame["weight"])
     np.testing.assert_allclose(labels.score(rows), expected, rtol=1e-12)
-    numbers = regressor(name, max_iter=1, batch_size=4096).fit(X, frame["number"])
+    numbers = regressor(name, max_iter=1).fit(X, frame["number"])
     np.testing.assert_array_equal(numbers_of(numbers.predict(path)), numbers.predict(X))
     expected = r2_score(frame["number"], numbers.predict(X))
     np.testing.assert_allclose(numbers.score(path, "number"), expected, rtol=1e-9)
@@ -501,18 +505,19 @@ def test_predictions_of_blocks_without_names_and_of_several_targets_are_those_of
 
 
 def test_predictions_name_the_block_of_an_error_and_end_with_a_new_fit(tmp_path, monkeypatch):
-    frame = table(17_000)
-    path = write(frame, tmp_path / "table.parquet", rows=900)
-    fitted = regressor(max_iter=1, batch_size=4096).fit(frame[FEATURES], frame["number"])
-    monkeypatch.setattr(estimator_streams, "BATCH_ROWS", 100)
+    frame = table(500)
+    path = write(frame, tmp_path / "table.parquet", rows=90)
+    fitted = regressor(max_iter=1).fit(frame[FEATURES], frame["number"])
+    predict_in_chunks(monkeypatch, rows=200)
+    predict_in_batches(monkeypatch, rows=200)
     reader = fitted.predict(path)
     reader.read_next_batch()
-    fitted.set_params(random_state=1).fit(frame[FEATURES][:900], frame["number"][:900])
+    fitted.set_params(random_state=1).fit(frame[FEATURES][:400], frame["number"][:400])
     with pytest.raises(RuntimeError, match="was trained while its predictions were read"):
         reader.read_all()
-    frame.loc[1000, "size"] = np.inf
+    frame.loc[100, "size"] = np.inf
     with pytest.raises(ValueError, match=r"Row group 1 of .*table\.parquet: .*infinity .*'size'"):
-        fitted.predict(write(frame, path, rows=900)).read_all()
+        fitted.predict(write(frame, path, rows=90)).read_all()
     with pytest.raises(NotFittedError):
         regressor().predict(path)
     with pytest.raises(ValueError, match="score requires y"):
