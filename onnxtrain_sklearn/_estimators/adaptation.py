@@ -100,7 +100,7 @@ def _require_one_network(state: FittedState) -> None:
 
 
 def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
-    """Return the inference graph of the given model, in which what was trained are inputs with defaults."""
+    """Return the inference graph of the given model, in which the trained values are inputs with defaults."""
     if state.deployed.inputs != state.graph.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
     _require_one_network(state)

@@ -1,4 +1,4 @@
-"""A call of ``fit`` or ``partial_fit``: its arguments, its rows, and the decisions made before its state exists."""
+"""A call of ``fit`` or ``partial_fit``: its arguments, its rows, and what is decided before its state exists."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Call:
     old : tuple or None
         X, y and sample_weight of old rows, for fine-tuning.
     validation_fraction : float or None
-        Share of the rows to hold out, if it is not the estimator's.
+        Share of the rows to hold out; None: that of the estimator.
     blocks : object or None
         The table to read in blocks: ``X`` itself, or opened from it; ``y`` and ``sample_weight`` then name columns.
     stream : Stream or None
@@ -66,7 +66,7 @@ class Call:
 
 
 def optional_data(name: str, X: Any, y: Any, sample_weight: Any) -> Validation | None:
-    """Return data that belong together, such as ``X_val``, ``y_val`` and their weights; None if none are given."""
+    """Return optional data as one tuple, such as ``X_val``, ``y_val`` and their weights; None if they are not given."""
     if (X is None) != (y is None):
         raise ValueError(f"X_{name} and y_{name} belong together: give both or neither.")
     if X is None and sample_weight is not None:

@@ -137,7 +137,7 @@ class CallbackWatcher:
 
 
 def train_watched(watcher: Watcher | None, train: Callable[[], None]) -> None:
-    """Train, and tear down the callbacks when training has ended, in whatever way; without a watcher there are none."""
+    """Train, and tear down the callbacks at the end, also after an error; without a watcher there are none."""
     if not isinstance(watcher, CallbackWatcher):
         train()
         return
@@ -211,14 +211,14 @@ class ActiveTraining(StatefulTraining):
         return self._state.history.progress.epoch - self._trainer.first_epoch
 
     def name(self, callbacks: Sequence[object]) -> None:
-        """Name the callbacks, which may remember something, by class and by number among those of the class."""
+        """Name the callbacks, for their memories, by class; further ones of a class by class and number."""
         kinds = [type(one).__name__ for one in callbacks]
         counts = [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
         names = [f"{kind} {count + 1}" if count else kind for kind, count in zip(kinds, counts, strict=True)]
         self._names = dict(zip(map(id, callbacks), names, strict=True))
 
     def memory(self, callback: Callback) -> dict[str, Any]:
-        """Return what a callback remembers of this training."""
+        """Return the memory of a callback of this training."""
         return self._state.history.memories.setdefault(self._names[id(callback)], {})
 
     def measure(self, name: str, scoring: Scoring, on: Part) -> float:
@@ -228,11 +228,11 @@ class ActiveTraining(StatefulTraining):
         return float(self.row[name])
 
     def identity(self) -> str:
-        """Return a text that two calls share whose training is the same to the bit."""
+        """Return a digest that is equal for calls whose training is the same to the bit."""
         return identity_of(self.estimator, self._state, self._trainer, self._call, self._held_out)
 
     def defer(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when all is decided on the epoch."""
+        """Make ``call`` when the outcome of the epoch is final."""
         self._deferred.append(call)
 
     def conclude_step(self) -> None:

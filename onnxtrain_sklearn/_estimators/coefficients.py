@@ -99,7 +99,7 @@ class ScaledInput:
 _INPUT = ScaledInput(np.array(1.0), np.array(0.0))
 
 Found: TypeAlias = "np.ndarray | LinearLayer | ScaledInput | None"
-"""What is known of a value: a constant, affine in the input, the input, or None."""
+"""The kind of a value: a constant, affine in the input, the input scaled and shifted, or None of these."""
 
 
 class _Trace:

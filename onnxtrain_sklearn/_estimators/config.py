@@ -58,7 +58,7 @@ class TrainingConfig:
         The optimizer with the options of its steps.
     runtime : Runtime
     builder : Builder or None
-        What builds the graph, whose patterns of factors come before those of the optimizer.
+        The builder of the graph; its patterns of factors come before those of the optimizer.
     trainable : str, list of str or callable
     alpha, l1_ratio : float
     batch_size : int
@@ -228,7 +228,7 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     model, output, kind, axis = given.graph, given.output, given.output_kind, given.class_axis
     by_output = isinstance(estimator.loss, Mapping)
 
-    # Which output is trained, and what it holds.
+    # The trained output and its content.
     if output is not None and by_output:
         raise InvalidParameterError(
             f"output={output!r} names one output of the graph; the keys of loss name those that {name} trains. Leave "
@@ -262,7 +262,7 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     elif axis != "auto" and is_regressor(estimator):
         raise InvalidParameterError(f"class_axis={axis!r} is for classification. Leave class_axis='auto'.")
 
-    # What the classes weigh; of several outputs each checks its own.
+    # Weights of classes; with several outputs, each checks its own.
     weights = None if by_output else getattr(estimator, "class_weight", None)
     dicts = weights if isinstance(weights, list) else [weights]
     numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
@@ -318,7 +318,7 @@ def check_partial_fit(estimator: Parameters) -> None:
 
 
 def is_on(switch: object) -> bool:
-    """Return True if a boolean parameter is true; invalid values are refused when all parameters are validated."""
+    """Return True if a switch is on; an invalid value is not, and is refused when the parameters are checked."""
     return isinstance(switch, bool | np.bool_) and bool(switch)
 
 
@@ -366,7 +366,7 @@ def factors_of(
 
 
 def lazy_rows_of(optimizer: BaseOptimizer, device: Device) -> bool:
-    """Return True if rows of matrices that do not occur stay; devices update all of them."""
+    """Return ``lazy_rows`` of the optimizer; raise on devices, which update all rows of a matrix."""
     if optimizer.lazy_rows and device.memory is not None:
         raise InvalidParameterError(
             f"lazy_rows=True updates single rows in the host's memory, but training runs on {device.name!r}. Set "

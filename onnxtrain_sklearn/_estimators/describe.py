@@ -43,7 +43,7 @@ class Entry:
     reason : str
         Why it is a weight, or why it is not trained.
     learning_rate_factor, weight_decay_factor : float
-        What learning rate and weight decay are multiplied by in its updates.
+        Factors of the learning rate and of the weight decay in its updates.
     """
 
     name: str
@@ -78,13 +78,13 @@ class Description:
     loss : str
         The position of the loss in the graph.
     compared : str
-        After ``fit`` of an ONNX file: whether its outputs, run by onnxruntime, were compared with those of the graph
-        that was read, and the graph that is trained with the one that predicts; what was left out, and why.
+        After ``fit`` of an ONNX file, two comparisons: of the outputs of the file with those of the graph as read, and
+        of the loss of the training graph with that of the predicting graph; with the reason if one was left out.
     step : str
         After training: who runs the passes of a step, who updates the parameters, and why.
     restored : tuple of str
-        Changes of an ONNX file when it was read: what an exporter merged, folded or fused, and other forms of its
-        operators.
+        Passes that changed an ONNX file when it was read: they undo merging, folding and fusing by exporters, and
+        replace forms of operators.
     """
 
     model: str

@@ -345,7 +345,7 @@ def export_folder(
     form: str,
     target: str,
 ) -> None:
-    """Write the training graphs of a fitted estimator, or of one as it would be before its training on these data."""
+    """Write the training graphs of a fitted estimator or, with ``X`` and ``y``, of one before its training on them."""
     require_known_form(form, target)
     if X is None or y is None:
         check_is_fitted(estimator)

@@ -281,10 +281,10 @@ def _sizes(state: FittedState, examples: Examples, rows: np.ndarray, values: str
 
 # Precompute everything independent of the trained weights, once for all rows before a search.
 #
-# Features of a frozen body, the leaves that rows reach in trees, the columns after scalers: each iteration of a search
-# then computes only the rest. :func:`remaining` cuts the graph, :func:`searched_rows` makes the step of the search of
-# what remains. Sparse rows stay sparse: where the cut part multiplies columns by numbers (:func:`column_factors`), as a
-# scaler that keeps zeros does, their stored numbers are multiplied.
+# Examples are features of a frozen body, the leaves that rows reach in trees, and columns after scalers. Each iteration
+# of a search then computes only the rest. :func:`remaining` cuts the graph, and :func:`searched_rows` makes the step for
+# the part that remains. Sparse rows stay sparse: if the other part only multiplies columns by numbers
+# (:func:`column_factors`), as a scaler that keeps zeros does, the stored numbers of the rows are multiplied.
 
 
 NARROWER = 4
@@ -316,7 +316,7 @@ class Remaining:
     Attributes
     ----------
     graph : TrainableModel
-        Its inputs are those of the graph, and the values computed once.
+        Its inputs are inputs of the graph and values that are computed once.
     frozen : mapping of str to ndarray
         The weights that it reads and that are not trained.
     columns : mapping of str to InputData

@@ -157,7 +157,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
     No step is taken here. An earlier state stays unchanged until :func:`trainer_for` makes the training step, which may
-    reset the optimizer's state. The feature attributes of the estimator are set.
+    reset the optimizer's state. Only the feature attributes of the estimator change.
     """
     call = opened(estimator, call)
     if call.y is None and call.blocks is None:
@@ -205,7 +205,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     scores = steps.complete_state(context, state, chosen, examples)
     state.live.predictors.clear()  # they hold the current weights
 
-    # The loop, its minibatches and its step. Compare the graph of the step with that of predictions last.
+    # The loop, its minibatches and its step. At last, compare the training graph with the predicting graph.
     scored, validate = steps.validation(context, state, examples)
     trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.references, scores, trainer)
@@ -366,7 +366,7 @@ class Transaction:
     A call that resumes an earlier one shares weights, optimizer state, history and random state with it. They are
     copied before the first step, and restored after an error. The copy is skipped if weights and optimizer state are
     large for the number of steps of the call, and neither callbacks nor a score are the user's code. An error of the
-    runtime or the device after the first step then restores only the weights, to what they were before the epoch.
+    runtime or the device after the first step then restores only the weights, as they were before the epoch.
 
     Parameters
     ----------

@@ -372,7 +372,7 @@ class RunOfMembers(Protocol):
 
 
 def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
-    """Return the graph that predicts, and its weights: the state's, or those of all its snapshots in one ensemble."""
+    """Return the graph that predicts, and its weights; with snapshots, one graph of all these networks."""
     if not state.snapshots:
         return state.deployed, state.weights()
     graph, members = state.graph, []

@@ -1,7 +1,7 @@
 """Find or build the graph to train: a given graph, a fitted estimator's, a builder's, or an earlier call's.
 
-:func:`graph_plan` returns a :class:`GraphPlan`. Its ``known`` graph says how X is read; ``complete`` then returns
-the graph for the data: a builder builds it, and a new head is sized to the targets.
+:func:`graph_plan` returns a :class:`GraphPlan`. A graph that is ``known`` before the data says how X is read. When the
+data are read, ``complete`` returns the graph for them: a builder builds it, and a new head is sized to the targets.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class GraphPlan:
     Attributes
     ----------
     known : TrainableModel or None
-        The graph, or the part of it whose inputs are those of the data; None if a builder builds it for them.
+        The graph; with a new head, the part below it, which is kept. None if a builder builds the graph for the data.
     fitted : FittedModel or None
         The fitted scikit-learn model that is trained; None without one, or if it gets a new head.
     transformers_of : FittedModel or None
@@ -204,8 +204,8 @@ NEEDS_ROWS = {"X", "y", "sample_weight"}
 class BuiltGraph(GraphPlan):
     """A graph that a builder builds for the data.
 
-    The data are read before the graph exists, as float32 in their own shape. They are read again if the graph expects
-    another type, or flat rows in another shape.
+    The data are read before the graph exists, as float32 in their own shape. They are read again if the built graph
+    takes another type, or rows of another shape.
     """
 
     def __init__(self, estimator: Parameters) -> None:
@@ -252,7 +252,7 @@ def built_graph(
 ) -> TrainableModel:
     """Return the trainable form of the graph that a builder builds for ``rows`` of the data, or for all if None.
 
-    ``scale`` is built into the graphs of this package's own builders.
+    ``scale``, which only builders of this package get, is built into the graph.
     """
     (column,) = examples.columns.values()
     n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs

@@ -30,7 +30,7 @@ MOST_BOXES = 200
 """Boxes up to which a graph is shown; larger ones cannot be read in a page."""
 
 MOST_CURVES = 16
-"""Curves that are shown at most, those of the first networks of an ensemble."""
+"""Most curves that are shown; of a larger ensemble, these are the curves of its first networks."""
 
 
 @lru_cache(maxsize=1)

@@ -165,12 +165,13 @@ def require_probabilities(estimator: Parameters) -> bool:
 
 
 def has_probabilities(loss: object) -> bool:
-    """Return True if ``loss`` gives probabilities; for an invalid loss ``fit`` raises the error."""
+    """Return True if ``loss`` gives probabilities, or is invalid: ``fit`` raises the error for that."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
 
 
 def takes_negative_numbers(loss: object) -> bool:
+    """Return True if ``loss`` takes targets below zero, or is invalid: ``fit`` raises the error for that."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     try:
         if isinstance(known, Loss):
@@ -223,7 +224,7 @@ def weighted_targets(
 def known_classes(classes: Any, earlier: Classes, *, of_given_graph: bool) -> Classes:
     """Return the classes that the user names, sorted, or those of an ``earlier`` call, to which they must be equal.
 
-    The scores of a given graph have an order of their own, so its classes must be named in sorted order.
+    The columns of a given graph belong to the classes in sorted order, so the user must name them in that order.
     """
     if classes is None:
         return earlier
@@ -266,8 +267,8 @@ def balanced_weights(
 def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: ArrayLike) -> bool:
     """Return True if ``y`` has a label at each position.
 
-    It does if ``class_axis`` is set. Otherwise a matrix does if the scores of a row have several axes; else its columns
-    are several labels of a row.
+    It does if ``class_axis`` is set, or if it has more than two axes. The columns of a matrix are positions or several
+    labels of a row, depending on the axes of the scores.
     """
     if not output_task.classifies or sp.issparse(y):
         return False
@@ -283,8 +284,9 @@ def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: Ar
     if n_axes != 2 or graph is None:
         return n_axes > 2
 
-    # A matrix: its columns are positions if the scores of a row have several axes, or one axis of as many positions;
-    # a matrix of only 0 and 1 holds indicators instead.
+    # A matrix: its columns are positions if the scores of a row have two or more axes longer than 1. They are also
+    # positions if the scores have one such axis, of as many places as ``y`` has columns, beside an axis of size 1;
+    # but labels of only 0 and 1 are indicators then.
     row = graph.output_row
     long = [size for size in row if size != 1]
     if len(row) != 2 or len(long) != 1:
@@ -298,7 +300,7 @@ def positions_of(
 ) -> Positions:
     """Return the axes of the scores.
 
-    Raise ValueError if they do not fit the labels, or if both the first and the last axis could hold the classes.
+    Raise ValueError if they do not fit the labels, or if the first and the last axis could both hold the classes.
     """
     if reference is None:
         raise ValueError(
@@ -334,7 +336,7 @@ def trained_positions(decoding: Decoding, targets: Targets) -> TrainedPositions 
 
 
 def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
-    """Return the settings, with ``ignores=True`` if the targets have labels that do not count in the loss."""
+    """Return the settings with ``ignores=True`` if a row may have several labels of which some do not count."""
     return with_attributes(settings, ignores=True) if targets.lacks_labels and not settings.ignores else settings
 
 
@@ -365,7 +367,7 @@ class DecodingChoice:
 
 
 class OutputChoice(NamedTuple):
-    """The choice for one output: graph and decoding as in :class:`DecodingChoice`, and the given output, run."""
+    """The choice for one output: as in :class:`DecodingChoice`, with the output of a given graph as a run found it."""
 
     original: TrainableModel
     graph: TrainableModel

@@ -159,7 +159,7 @@ def resumed_device(estimator: object, device: Device) -> Device:
 
 
 def _go_on_with(estimator: object, was: str, **parameters: object) -> None:
-    """Set those of the parameters that the estimator has, and warn of the first."""
+    """Set the given parameters, if the estimator has them, and name the first in a warning."""
     name, value = next(iter(parameters.items()))
     warn(
         f"This {type(estimator).__name__} was trained {was}, which this environment (onnxruntime "

@@ -55,7 +55,7 @@ _SCORERS: Mapping[Task, tuple[str, str]] = {
     "multioutput": ("several labels of several classes a row", "a function (estimator, X, y) -> float"),
     "regression": ("these numbers", "'r2', 'neg_mean_absolute_error' or 'neg_root_mean_squared_error'"),
 }
-"""What the targets of each task are, and scorers that take them."""
+"""For messages, by task: a name of the targets, and scorers that take them."""
 
 
 def scorer_of(
@@ -117,7 +117,7 @@ def scorer_of(
 
 
 def scorer_by_name(estimator: Any, scoring: Scoring, classes: np.ndarray | None) -> Callable[..., float]:
-    """Return the scorer of scikit-learn of this name, or a function as it is; ``classes`` are those of each label."""
+    """Return scikit-learn's scorer of a name, or a function as it is; ``classes`` belong to the one label of a row."""
     from sklearn.metrics import check_scoring, get_scorer_names  # needs a fifth of scikit-learn
 
     if classes is not None and isinstance(scoring, str) and scoring in OF_ALL_CLASSES:
@@ -264,7 +264,7 @@ def loss_of_rows(
 ) -> Callable[[], float]:
     """Return the function that computes the mean loss of rows by the current parameters.
 
-    Scores of many labels at many positions are large: there are never those of more rows than are predicted at a time.
+    The scores are computed in pieces, as ``predict`` does, because labels at many positions have large scores.
     """
     mean = ScoreLoss(
         ignoring(settings, scored.targets), state.parameters.buffer.dtype, state.minibatch_rows or SCORED_PIECE

@@ -210,7 +210,7 @@ def _require_equal_predictions(context: FitContext, state: FittedState, model: A
     X, splits_words = context.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
     share, step = tied_rows(model, rows)
-    ties = f"{share:.0%} of the rows have training points at equal distances where n_neighbors of {step} ends"
+    ties = f"{share:.0%} of the rows have several training points at the distance of the last of n_neighbors of {step}"
     if share:
         advice = (
             f"{ties}, and which of them count depends on their order; models of neighbors within a radius count all "

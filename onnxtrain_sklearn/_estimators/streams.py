@@ -721,9 +721,9 @@ def _cut_like_arrays(
 ) -> Iterator[Iterator[SourceRows]]:
     """Open a source, and give its rows in batches; the targets are read if they are scored.
 
-    A batch consists of the chunks of rows in which ``predict`` computes all rows of an array: among other rows, or
-    alone, a row may have other last bits. Every iterator is closed at the end of the block, as the traceback of an
-    error holds it, and with it an open file.
+    A batch consists of the chunks of rows in which ``predict`` computes all rows of an array, because a row that is
+    computed among other rows may differ in its last bits. All iterators are closed at the end of the ``with`` block:
+    the traceback of an error would keep them, and their files, open.
     """
     with (
         closing(_read(estimator, X, y, sample_weight, scored=scored)) as parts,
@@ -743,7 +743,7 @@ def _chunks(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Generat
             size = chunk * max(1, min(BATCH_ROWS, BATCH_NUMBERS // width) // chunk)
         waiting.append(part)
         count += part.n_rows
-        if count > chunk >= count - part.n_rows:  # more than the first chunk of an array
+        if count > chunk >= count - part.n_rows:  # checked once, when the rows first exceed one chunk
             node = facts.rows_meet()
             if node is not None:
                 raise ModelError(

@@ -418,7 +418,7 @@ def _first_difference(ours: object, theirs: object) -> str:
 
 
 def _told(fact: object) -> str:
-    """Return what a constant is, for a message."""
+    """Describe a constant for a message."""
     if not isinstance(fact, dict):
         return "nothing"
     values = fact.get("values")
@@ -497,7 +497,7 @@ def _weights(state: FittedState) -> dict[str, np.ndarray]:
 
 
 def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
-    """Return what becomes of the history; raise whatever error for a state that does not fit."""
+    """Return the attributes of the history to set; any error means that ``stored`` does not fit."""
     weights, slots, counts = _weights(state), state.optimizer.slots, vars(state.optimizer).keys() - {"slots"}
     pairs = {name: (stored[name], array) for name, array in weights.items()}
     if (stored["average"] is not None) != ("average" in weights):
@@ -559,7 +559,7 @@ class StatefulTraining:
     Attributes
     ----------
     ended : bool
-        Whether training ends with this epoch, where that is decided.
+        Whether training ends with this epoch, once that is decided.
     """
 
     ended = False
@@ -577,7 +577,7 @@ class StatefulTraining:
         self._trainer.step.synchronize()
         state, part = {**stored_state(self._state), "ended": self.ended, "part": None}, self._trainer.part
         if part is not None:
-            # The order of the whole epoch is drawn again, so the generator is that of its beginning.
+            # A resumed epoch draws its whole order again, so store the generator as it was at the epoch's beginning.
             state["rng"] = self._epoch_rng
             state["part"] = {**vars(part), "rate": self._trainer.rates.learning_rate}
         return {**state, **self._trainer.step.remote_state()}
@@ -598,7 +598,7 @@ class StatefulTraining:
         self.ended = bool(ended)
 
     def begin_epoch(self) -> None:
-        """Keep the state of the generator, from which the order of the epoch is drawn."""
+        """Keep the state of the generator before it draws the order of the epoch."""
         self._epoch_rng = self._state.rng.get_state(legacy=False)
 
     def _require_between_epochs(self, name: str) -> None:
@@ -615,7 +615,7 @@ class StatefulTraining:
             self.restore(before)
 
     def refresh_statistics(self) -> None:
-        """Let running statistics follow the weights by a pass over the data that changes no weight."""
+        """Update the running statistics by a pass over the data that changes no weight."""
         self._require_between_epochs("refresh_statistics")
         before = self.state()
         without_updates(self._trainer.step, self._trainer.batches)
@@ -624,7 +624,7 @@ class StatefulTraining:
         self.parameters.statistics[...] = statistics
 
     def restart_rates(self, ends: Sequence[int]) -> None:
-        """Let the learning rate fall to 0 up to each of these epochs of this call, and start again."""
+        """Make the learning rate fall to 0 by each of these epochs of this call, and start again."""
         step, total = self._state.history.progress.step, self._state.history.progress.total_steps
         if total is None:
             raise ValueError(
@@ -635,21 +635,21 @@ class StatefulTraining:
         self._trainer.rates.follow(Restarts(step, [step + each * epochs for epochs in ends]))
 
     def require_ensemble(self) -> None:
-        """Raise ValueError if :meth:`predict_by` cannot be."""
+        """Raise ValueError if the predictions of several networks cannot be averaged (:meth:`predict_by`)."""
         require_single_scores(self._state)
 
     def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
-        """Let the mean of networks predict, whose parameters are copies of the buffer, until training goes on."""
+        """Predict by the mean of several networks until training goes on; ``snapshots`` are copies of the buffer."""
         self._state.snapshots = tuple(snapshots)
         self._state.live.predictors.clear()
 
     def set_learning_rate(self, rate: float) -> None:
-        """Let the schedule start from this learning rate, in this call."""
+        """Set the learning rate that the schedule multiplies, for this call."""
         self._trainer.rates.initial = rate
 
 
 def _part_of_epoch(part: Any, stored: State) -> tuple[EpochPart, float]:
-    """Return the part of an epoch that a state was taken in, and the rate of its last step; raise if it is none."""
+    """Read the part of an epoch after which a state was stored, and the learning rate of its last step."""
     first, total, seen, rate = (part[name] for name in ("first_step", "total", "seen", "rate"))
     if not _is_count(first) or first >= stored["progress"]["step"]:
         raise ValueError("the part of its epoch has no steps")
