@@ -1,27 +1,33 @@
-"""A call of ``fit`` or ``partial_fit``: its arguments, its rows, and what is decided before its state exists."""
+"""A call of ``fit`` or ``partial_fit``: arguments, rows, random generator, and what is decided before its state."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from hashlib import blake2b
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import ArrayLike, DTypeLike
+from sklearn.utils import check_random_state
 
 from .._data.held_out import split_rows
 from .._data.target_scale import TargetRange, TargetScale, target_range
-from .._data.targets import (
-    Classes,
-    Targets,
-)
+from .._data.targets import Classes, SeveralTargets, Targets
 from .._fitted.fitted_model import FittedModel
+from .._utils.cache import digest
+from .._utils.params import Parameter
 from .._utils.typing import Validation
+from ..callbacks.checkpoint import Checkpoint
 from ..exceptions import ModelError
 from ..finetuning import FineTuner
 from ..losses import Loss
 from .config import TrainingConfig
 from .fitted_state import Columns, FittedState
+from .parameters import set_callbacks_of
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,10 @@ class Call:
     blocks: Any = None
     stream: Any = None
     resources: ExitStack = field(default_factory=ExitStack)
+
+    def resumed_state(self, estimator: object) -> FittedState | None:
+        """Return the state that the call continues; None if it begins a training."""
+        return vars(estimator).get("_state") if self.resume else None
 
 
 def optional_data(name: str, X: Any, y: Any, sample_weight: Any) -> Validation | None:
@@ -170,3 +180,83 @@ class FitContext:
         clips = bool(getattr(self.estimator, "clip_predictions", False))
         shifts = getattr(self.config.builder, "fit_intercept", True)
         return target_range(earlier, values, clips=clips, holds_constants=shifts and self.target_scale is not None)
+
+
+# The random generator of a call.
+#
+# Without ``random_state`` it is seeded at random, and a checkpoint holds the seed that the first call drew: the same
+# call in another process continues to the same bits.
+
+
+PIECE_ROWS = 4096
+"""Rows of the data that are read at a time."""
+
+SEEDS = 2**31 - 1
+"""Seeds are less than this."""
+
+
+class Seeded(Protocol):
+    """An estimator that draws random numbers."""
+
+    declared: ClassVar[Mapping[str, Parameter]]
+    random_state: int | np.random.RandomState | None
+    callbacks: Sequence[object] | None
+
+
+def steering_parameters(estimator: Seeded) -> list[str]:
+    """Return the parameters on which the weights depend; the graph and the callbacks are compared by themselves."""
+    declared = estimator.declared
+    return [n for n in inspect.signature(type(estimator)).parameters if n not in declared or declared[n].steers]
+
+
+def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
+    """Return the generator of a call that begins a training on ``rows``, which are read for a checkpoint alone."""
+    seed, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
+    checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
+    if seed is not None or checkpoint is None:
+        return seeded(seed)
+    checkpoint.validate()
+    drawn = int(check_random_state(None).randint(SEEDS))
+
+    # The checkpoint finds the seed by settings and rows; calls that differ in the model alone may share a seed.
+    hasher = blake2b(digest_size=12)
+    steering = {name: getattr(estimator, name) for name in steering_parameters(estimator)}
+    hasher.update(digest([type(estimator).__qualname__, steering]))
+    for part in rows():
+        hasher.update(part)
+    return np.random.RandomState(checkpoint.seed(hasher.hexdigest(), drawn))
+
+
+class _Zeros(ISeedSequence):
+    """The first words of a generator that is seeded next; those that NumPy derives take most of the time of both."""
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
+        return np.zeros(n_words, dtype)
+
+
+def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
+    """Return the generator that scikit-learn's ``check_random_state`` returns for ``seed``."""
+    generator: np.random.RandomState
+    if isinstance(seed, int | np.integer):
+        words: Any = _Zeros()  # of a type that NumPy takes and does not declare
+        generator = np.random.RandomState(np.random.MT19937(words))
+        generator.seed(int(seed))
+    else:
+        generator = check_random_state(seed)
+    return generator
+
+
+def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
+    """Yield the kind of the call and all rows, a few at a time."""
+    yield str(call.one_epoch).encode()
+    for name, column in examples.columns.items():
+        yield name.encode()
+        for start in range(0, len(column), PIECE_ROWS):
+            yield column.rows(slice(start, start + PIECE_ROWS)).tobytes()
+    yield bytes_of_targets(examples.targets, examples.weights)
+
+
+def bytes_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
+    """Return a digest of targets and weights of rows."""
+    several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
+    return digest([np.asarray(targets.values), weights, several])

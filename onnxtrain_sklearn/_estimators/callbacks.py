@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from .._data.inputs import Inputs
 from .._training.trainer import Trainer, Watcher
 from ..callbacks.base import ACTIVE, EPOCH, Callback, Hooked, Part, TaskContext, Values, has_hooks
 from .call import Call
-from .fitted_state import FittedState
+from .fitted_state import FittedState, LiveSessions
 from .parameters import Parameters, call_with_teardown, set_callbacks_of
 from .scoring import Measures, ScoredRows, Scoring, rows_of
 from .training_state import StatefulTraining, identity_of
@@ -289,10 +290,15 @@ class HookValues:
     def fitted_attributes(self) -> dict[str, Any]:
         """Return the fitted attributes as if training had ended now; later epochs do not change them."""
         self._trainer.step.synchronize()
-        state = copy.copy(self._state)
-        state.parameters, state.optimizer = copy.deepcopy(state.parameters), copy.deepcopy(state.optimizer)
-        state.rng = copy.deepcopy(state.rng)
-        state.history = copy.copy(state.history)
+        now = self._state
+        state = replace(
+            now,
+            parameters=copy.deepcopy(now.parameters),
+            optimizer=copy.deepcopy(now.optimizer),
+            rng=copy.deepcopy(now.rng),
+            history=copy.copy(now.history),
+            live=LiveSessions(),
+        )
         state.history.change(progress=copy.copy(state.history.progress), memories=copy.deepcopy(state.history.memories))
         return state.fitted_attributes()
 

@@ -38,7 +38,7 @@ from .._utils.cache import content
 from .._utils.errors import refusing
 from ..callbacks.base import State
 from ..exceptions import DivergenceError, warn
-from .call import Call, Examples, FitContext, Split
+from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig
 from .describe import announce
@@ -59,7 +59,6 @@ from .scoring import (
 )
 from .starting_state import compare_training, complete_state, starting_state
 from .streams import opened, with_arrays
-from .training_state import bytes_of, generator_of
 
 EstimatorT = TypeVar("EstimatorT")
 
@@ -72,7 +71,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     """
     register_waiting()  # our converters for skl2onnx, if the user has imported it by now
     estimator: Any = fitted
-    old: FittedState | None = vars(estimator).get("_state") if call.resume else None
+    old = call.resumed_state(estimator)
     transaction = Transaction(estimator, old)
     state, trainer = None, None
     try:
@@ -164,7 +163,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
     steps: Preparation = estimator._preparation()
-    old: FittedState | None = getattr(estimator, "_state", None) if call.resume else None
+    old = call.resumed_state(estimator)
     call = with_arrays(estimator, call, config, old)
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
@@ -428,7 +427,7 @@ class ResumedState:
         self._history = {
             **vars(history),
             "progress": replace(history.progress),
-            "memories": {name: _as_far_as_possible(memory) for name, memory in history.memories.items()},
+            "memories": {name: _copied_memory(memory) for name, memory in history.memories.items()},
             "last_finite": None,
         }
 
@@ -462,7 +461,7 @@ class ResumedState:
         state.live.predictors.clear()  # callbacks and other threads may have predicted during the call
 
 
-def _as_far_as_possible(memory: State) -> State:
+def _copied_memory(memory: State) -> State:
     """Return a copy of a callback's memory; values that cannot be copied, such as open files, are kept as they are."""
     copied = {}
     for name, value in memory.items():

@@ -1,7 +1,7 @@
 """The state of a fitted estimator: plain data, and the sessions and derived graphs that are made from it on demand.
 
 :class:`FittedState` holds everything that a later call needs to predict or to continue training; pickles hold the same.
-:class:`LiveSessions` holds its caches, which pickles and copies omit.
+:class:`LiveSessions` holds its caches, which :mod:`.pickling` omits.
 """
 
 from __future__ import annotations
@@ -144,12 +144,6 @@ class FittedState:
     choice: Choice | None = None
     compared: str = ""
     live: LiveSessions = field(default_factory=LiveSessions)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "live"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, live=LiveSessions())
 
     @property
     def trained_form(self) -> TrainableModel:

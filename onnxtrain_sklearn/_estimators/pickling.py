@@ -1,6 +1,7 @@
 """Pickle, clone and copy estimators: their state as plain data that name classes.
 
-A pickle contains no path of a private module: only public types have to be trusted, and modules can move.
+A pickle contains no path of a private module: only public types have to be trusted, and modules can move. An attribute
+that a pickle lacks gets the default of its field, as the caches do.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
 from sklearn.base import clone
@@ -21,6 +23,7 @@ from .._training.programs import is_usable
 from .._utils.params import copied
 from ..callbacks.base import ACTIVE
 from ..exceptions import warn
+from .fitted_state import LiveSessions
 from .parameters import SET
 
 EstimatorT = TypeVar("EstimatorT")
@@ -72,7 +75,8 @@ def _plain(value: Any, seen: dict[int, tuple[object, object]]) -> Any:
         result: dict[str, Any] = {_KIND: kind.__name__}
         seen[id(value)] = value, result
         state = value.__getstate__() if hasattr(value, "__getstate__") else vars(value)
-        result[_STATE] = {name: _plain(item, seen) for name, item in (state or {}).items()}
+        held = {name: item for name, item in (state or {}).items() if not isinstance(item, LiveSessions)}
+        result[_STATE] = {name: _plain(item, seen) for name, item in held.items()}
         return result
     if kind is dict:
         return {key: _plain(item, seen) for key, item in value.items()}
@@ -94,6 +98,10 @@ def _restored(value: Any, seen: dict[int, Any]) -> Any:
         result = cls.__new__(cls)
         seen[id(value)] = value, result
         found = {key: _restored(item, seen) for key, item in value[_STATE].items()}
+        # Attributes that the pickle lacks get their defaults; constant defaults are attributes of the class already.
+        for one in fields(cls) if is_dataclass(cls) else ():
+            if one.name not in found and one.default_factory is not MISSING:
+                vars(result)[one.name] = one.default_factory()
         if hasattr(result, "__setstate__"):
             result.__setstate__(found)
         else:

@@ -117,7 +117,7 @@ def scorer_of(
 
 
 def scorer_by_name(estimator: Any, scoring: Scoring, classes: np.ndarray | None) -> Callable[..., float]:
-    """Return scikit-learn's scorer of a name, or a function as it is; ``classes`` belong to the one label of a row."""
+    """Return scikit-learn's scorer of this name, or a function as it is; ``classes``, if rows have one label."""
     from sklearn.metrics import check_scoring, get_scorer_names  # needs a fifth of scikit-learn
 
     if classes is not None and isinstance(scoring, str) and scoring in OF_ALL_CLASSES:

@@ -40,13 +40,12 @@ from .._utils.cache import digest
 from .._utils.typing import SourceLike, TableLike
 from ..exceptions import ModelError
 from ..losses import Loss
-from .call import Call, Examples
+from .call import Call, Examples, generator_of
 from .config import TrainingConfig
 from .examples import graph_inputs, scaled, trained_columns
 from .fitted_state import FittedState
 from .outputs import OutputTask, weighted_targets
 from .predict import chunk_rows
-from .training_state import generator_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -1,29 +1,25 @@
 """The training state of an estimator as arrays and numbers by name, for files, other processes, and averaging.
 
 It is :func:`stored_state` with flat names, beside what it belongs to: a digest of the graph, its constants and scales,
-engine and seed. No value is an object that NumPy or msgpack would have to pickle. The random generator of a call is
-here too, because a checkpoint holds the seed that the first call drew.
+engine and seed. No value is an object that NumPy or msgpack would have to pickle.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.random.bit_generator import ISeedSequence
-from numpy.typing import DTypeLike
-from sklearn.utils import check_random_state
 
 from .._data.target_scale import TargetRange
-from .._data.targets import SeveralTargets, Targets
+from .._data.targets import SeveralTargets
 from .._gradient.engine import available_engines
 from .._ir.protobuf import to_proto
 from .._ir.queries import constant, every_node
@@ -36,15 +32,14 @@ from .._training.step_parts import OptimizerState
 from .._training.trainer import EpochPart, Trainer, swept_losses, without_updates
 from .._utils.cache import digest, with_attributes
 from .._utils.errors import refusing
-from .._utils.params import Parameter
 from ..adapters import without_low_rank
 from ..callbacks.base import Callback, State
-from ..callbacks.checkpoint import Checkpoint, as_text, from_text
+from ..callbacks.checkpoint import as_text, from_text
 from ..exceptions import ModelError, nearest
 from ..models.given import resolve_graph_model
 from ..optimizers import resolve_optimizer
 from ..schedules import Progress, Restarts
-from .call import Call, Examples
+from .call import PIECE_ROWS, Call, steering_parameters
 from .fitted_state import FittedState, require_single_scores
 from .parameters import Parameters, set_callbacks_of
 from .scoring import ScoredRows
@@ -132,8 +127,7 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
             optimizer.prepare(slots, dtype)
         if not nested["slots"] and nested["counts"].get("t") == 0:
             nested["slots"] = {name: np.full(slot.shape, slot.fill, dtype) for name, slot in slots.items()}
-    target = copy.copy(state)
-    target.optimizer = optimizer
+    target = replace(state, optimizer=optimizer)
     restore_state(target, nested)  # checks, then writes into the arrays
 
     if optimizer is not state.optimizer or (engine, seed) != (state.engine, state.seed):
@@ -670,7 +664,7 @@ def identity_of(
 ) -> str:
     """Return a digest that is equal for calls whose training is the same to the bit."""
     hasher = blake2b(digest_size=12)
-    names = _steering(estimator)
+    names = steering_parameters(estimator)
     # The graph itself is compared by its bytes, so of a GraphModel only how it is read counts.
     reading = resolve_graph_model(estimator.model).get_params(deep=False)
     parameters = {name: getattr(estimator, name) for name in names}
@@ -697,83 +691,3 @@ def identity_of(
         if isinstance(held_out.targets, SeveralTargets):
             hasher.update(digest(list(held_out.targets.weights)))
     return hasher.hexdigest()
-
-
-# The random generator of a call.
-#
-# Without ``random_state`` it is seeded at random, and a checkpoint holds the seed that the first call drew: the same
-# call in another process continues to the same bits.
-
-
-PIECE_ROWS = 4096
-"""Rows of the data that are read at a time."""
-
-SEEDS = 2**31 - 1
-"""Seeds are less than this."""
-
-
-class Seeded(Protocol):
-    """An estimator that draws random numbers."""
-
-    declared: ClassVar[Mapping[str, Parameter]]
-    random_state: int | np.random.RandomState | None
-    callbacks: Sequence[object] | None
-
-
-def _steering(estimator: Seeded) -> list[str]:
-    """Return the parameters on which the weights depend; the graph and the callbacks are compared by themselves."""
-    declared = estimator.declared
-    return [n for n in inspect.signature(type(estimator)).parameters if n not in declared or declared[n].steers]
-
-
-def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
-    """Return the generator of a call that begins a training on ``rows``, which are read for a checkpoint alone."""
-    seed, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
-    checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
-    if seed is not None or checkpoint is None:
-        return seeded(seed)
-    checkpoint.validate()
-    drawn = int(check_random_state(None).randint(SEEDS))
-
-    # The checkpoint finds the seed by settings and rows; calls that differ in the model alone may share a seed.
-    hasher = blake2b(digest_size=12)
-    steering = {name: getattr(estimator, name) for name in _steering(estimator)}
-    hasher.update(digest([type(estimator).__qualname__, steering]))
-    for part in rows():
-        hasher.update(part)
-    return np.random.RandomState(checkpoint.seed(hasher.hexdigest(), drawn))
-
-
-class _Zeros(ISeedSequence):
-    """The first words of a generator that is seeded next; those that NumPy derives take most of the time of both."""
-
-    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
-        return np.zeros(n_words, dtype)
-
-
-def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
-    """Return the generator that scikit-learn's ``check_random_state`` returns for ``seed``."""
-    generator: np.random.RandomState
-    if isinstance(seed, int | np.integer):
-        words: Any = _Zeros()  # of a type that NumPy takes and does not declare
-        generator = np.random.RandomState(np.random.MT19937(words))
-        generator.seed(int(seed))
-    else:
-        generator = check_random_state(seed)
-    return generator
-
-
-def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
-    """Yield the kind of the call and all rows, a few at a time."""
-    yield str(call.one_epoch).encode()
-    for name, column in examples.columns.items():
-        yield name.encode()
-        for start in range(0, len(column), PIECE_ROWS):
-            yield column.rows(slice(start, start + PIECE_ROWS)).tobytes()
-    yield bytes_of_targets(examples.targets, examples.weights)
-
-
-def bytes_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
-    """Return a digest of targets and weights of rows."""
-    several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
-    return digest([np.asarray(targets.values), weights, several])

@@ -26,6 +26,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted
 from .._data.class_weight import row_weights
 from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets
+from .._estimators.call import generator_of
 from .._estimators.fit import raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
 from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
@@ -42,7 +43,6 @@ from .._estimators.streams import (
     scored_targets,
     sizes_of_blocks,
 )
-from .._estimators.training_state import generator_of
 from .._export.folder import training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting

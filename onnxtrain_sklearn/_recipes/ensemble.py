@@ -19,10 +19,10 @@ from sklearn.utils.validation import check_consistent_length
 
 from .._data.class_weight import weights_of_classes
 from .._data.targets import Targets
+from .._estimators.call import bytes_of_targets
 from .._estimators.files import exported_training, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
 from .._estimators.scoring import Scoring
-from .._estimators.training_state import bytes_of_targets
 from .._export.exported import ExportedTraining
 from .._export.graphs import name_in_network
 from .._inference.ensemble import averaged_predictions

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._data.statistics import Moments
 from .._data.targets import rows_that_count
 from .._estimators.base import BaseOrtGradient
-from .._estimators.call import Call, optional_data
+from .._estimators.call import Call, generator_of, optional_data
 from .._estimators.classifier import CLASSES_ENTRY, OrtGradientClassifier
 from .._estimators.config import TrainingConfig, is_on
 from .._estimators.fit import train
@@ -25,7 +25,6 @@ from .._estimators.parameters import SET, attributes
 from .._estimators.pickling import cloned
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.streams import joined_parts
-from .._estimators.training_state import generator_of
 from .._utils.params import POSITIVE, Instance, Parameter, check_parameters, declare, documented
 from .._utils.typing import MatrixLike
 from ..callbacks.checkpoint import Checkpoint

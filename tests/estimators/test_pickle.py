@@ -290,6 +290,19 @@ def test_fitted_estimators_travel_to_workers():
     assert isinstance(fitted.model, onnx.ModelProto)
 
 
+def test_pickle_without_an_attribute_takes_its_default():
+    fitted = pickled_classifier().fit(X, y)
+    content = fitted.__getstate__()
+    for name in ("history", "optimizer", "snapshots"):
+        del content["_state"]["state"][name]
+    twin = object.__new__(OrtGradientClassifier)
+    twin.__setstate__(content)
+    assert_array_equal(twin.predict_proba(X), fitted.predict_proba(X))
+    assert (twin.n_iter_, twin.loss_curve_) == (0, [])
+    assert twin.partial_fit(X, y).n_iter_ == 1
+    assert fitted.n_iter_ == 4
+
+
 # -- other machines ---------------------------------------------------------------------------------------------------
 
 
