@@ -31,7 +31,7 @@ from .._pretrained.comparison import (
 )
 from .._pretrained.ml_files import FileComparison, FittedFile
 from .._training.loss_graph import WEIGHT
-from .._training.parameters import FlatParameters, Trainable, selected, warn_of_doubtful
+from .._training.parameters import FlatParameters, selected, warn_of_doubtful
 from .._training.programs import COMPILED, PassParts, PassProgram, pass_program
 from .._training.randomness import draws_numbers
 from .._training.rows_meet import where_rows_meet
@@ -48,16 +48,18 @@ from .adaptation import adapted
 from .call import Examples, FitContext
 from .examples import graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning import tuned_names
-from .fitted_state import Columns, FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
+from .fitted_state import FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
 from .outputs import DecodingChoice, OutputTask, balanced_weights
 
 
 def starting_state(context: FitContext, chosen: DecodingChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
     """Return the state, new or the old one with the current parameters, and the settings of its step."""
     estimator, config, old, tuner = context.estimator, context.config, context.old, context.tuner
-    graph = chosen.graph
+    graph, columns = chosen.graph, examples.columns
     if old is None and estimator.adapters is not None:
         graph = adapted(estimator, graph, context.rng)
+
+    # The settings, and the choice of the trained parameters.
     settings, trainable = config.with_graph(chosen.settings, graph), config.trainable
     if tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
@@ -65,31 +67,18 @@ def starting_state(context: FitContext, chosen: DecodingChoice, examples: Exampl
     if isinstance(settings.loss, Loss):
         context.require_same_units(settings.loss)
     decoding = replace(chosen.decoding, target_scale=context.target_scale)
+    shapes = {spec.name: columns[spec.name].shape[1:] for spec in graph.inputs}
     if old is not None:
-        return _resumed_state(old, graph, decoding, settings, trainable, examples.columns), settings
-    state = _new_state(context, chosen.original, graph, decoding, settings, trainable, examples.columns)
-    warn_of_doubtful(state.graph, state.parameters.names, config.trainable)
-    return state, settings
+        return _resumed_state(old, *selected(graph, trainable), shapes, decoding, settings), settings
 
-
-def _new_state(
-    context: FitContext,
-    original: TrainableModel,
-    graph: TrainableModel,
-    decoding: Decoding,
-    settings: StepSettings,
-    trainable: Trainable,
-    columns: Columns,
-) -> FittedState:
-    """Return a new state from the weights of ``graph``: ``original`` with its ``scores`` chosen for the loss."""
+    # A new state. It does not hold the given graph (``reference``), which only the comparisons below need.
     graph, names = selected(graph if graph.reference is None else replace(graph, reference=None), trainable)
-    weights, shapes = graph.weights(), _shapes(graph, columns)
-    sparse = sparse_inputs(columns, every=settings.lazy_rows)
+    weights, sparse = graph.weights(), sparse_inputs(columns, every=settings.lazy_rows)
     trained = in_trainable_type(in_trained_form(graph, shapes, names), settings, names, sparse)
     parameters, frozen = _divided(trained, names, weights, settings)
-    return FittedState(
+    state = FittedState(
         graph=graph,
-        activation=original.activation,
+        activation=chosen.original.activation,
         shapes=shapes,
         frozen=frozen,
         parameters=parameters,
@@ -100,22 +89,23 @@ def _new_state(
         engine=settings.engine,
         seed=settings.seed,
         fitted=context.fitted,
-        began=Start.by(context.estimator),
+        began=Start.by(estimator),
         live=LiveSessions(trained_form=trained),
     )
+    warn_of_doubtful(graph, state.parameters.names, config.trainable)
+    return state, settings
 
 
 def _resumed_state(
     old: FittedState,
     graph: TrainableModel,
+    names: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
     decoding: Decoding,
     settings: StepSettings,
-    trainable: Trainable,
-    columns: Columns,
 ) -> FittedState:
-    """Return a state that continues from the weights of ``old`` with the current settings."""
-    graph, names = selected(graph, trainable)
-    shapes, trains_others = _shapes(graph, columns), set(names) != set(old.parameters.names)
+    """Return a state that continues from the weights of ``old`` with the current settings; it trains ``names``."""
+    trains_others = set(names) != set(old.parameters.names)
     same = not trains_others and shapes == old.shapes and graph == old.graph
     trained = old.live.trained_form if same else in_trained_form(graph, shapes, names, old.parameters.buffer.dtype)
     state = replace(
@@ -150,10 +140,6 @@ def _divided(
     parameters = FlatParameters(trained, graph.dtype, statistics, settings.factors, averages=averages)
     frozen = {n: array for n, array in weights.items() if n not in trained and n not in statistics}
     return parameters, {name: array.astype(graph.dtype) for name, array in frozen.items()}
-
-
-def _shapes(graph: TrainableModel, columns: Columns) -> dict[str, tuple[int, ...]]:
-    return {spec.name: columns[spec.name].shape[1:] for spec in graph.inputs}
 
 
 # Compare the untrained estimator with the given model: a fitted model by its predictions for some rows, an ONNX file by
