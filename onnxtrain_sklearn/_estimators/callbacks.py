@@ -294,7 +294,7 @@ class HookValues:
         state = replace(
             now,
             parameters=copy.deepcopy(now.parameters),
-            optimizer=copy.deepcopy(now.optimizer),
+            optimizer_state=copy.deepcopy(now.optimizer_state),
             rng=copy.deepcopy(now.rng),
             history=copy.copy(now.history),
             live=LiveSessions(),

@@ -101,7 +101,7 @@ def exported_training(
         "hyperparameters": {name: json_value(held[name]) for name in FACTS},
         "constants": constants_of(state),
     }
-    parts = StepParts(state.trained_form, settings, parameters, state.frozen, state.optimizer, rows, state.sparse)
+    parts = StepParts(state.trained_form, settings, parameters, state.frozen, state.optimizer_state, rows, state.sparse)
     if found := outputs_where_rows_meet(state.trained_form, settings):
         raise ModelError(
             f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
@@ -220,13 +220,13 @@ def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) ->
     parameters, frozen, optimizer_state = _of_vectors(state, arrays, slots) if vectors else _of_names(state, arrays)
     if vectors and STEP in arrays:  # learning rates continue from there, after as many rows in each step as before
         progress = state.history.progress
-        step = max(0, progress.step + optimizer_state.t - state.optimizer.t)
+        step = max(0, progress.step + optimizer_state.t - state.optimizer_state.t)
         samples = round(progress.samples * step / max(1, progress.step))
         state.history.change(progress=replace(progress, step=step, samples=samples))
     state.history.last_finite = None
     live = replace(state.live, step=None, predictors={})
     # at once: other threads may be predicting
-    vars(state).update(parameters=parameters, frozen=frozen, optimizer=optimizer_state, snapshots=(), live=live)
+    vars(state).update(parameters=parameters, frozen=frozen, optimizer_state=optimizer_state, snapshots=(), live=live)
 
 
 def _as_vectors(state: FittedState, arrays: Arrays) -> Arrays:
@@ -263,7 +263,7 @@ def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[
         else:
             frozen[name] = array.astype(frozen[name].dtype)
     parameters = parameters.with_averages(parameters.averages)  # the average begins from these weights
-    return parameters, frozen, OptimizerState(draws=state.optimizer.draws)
+    return parameters, frozen, OptimizerState(draws=state.optimizer_state.draws)
 
 
 def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
@@ -311,8 +311,8 @@ def _of_vectors(
     if parameters.average is not None:
         parameters.average[...] = arrays[AVERAGE]
     typed = {name: array.astype(old.vector.dtype) for name, array in moments.items()}
-    averaged = state.optimizer.averaged + t - state.optimizer.t if AVERAGE in arrays else 0
-    optimizer_state = replace(state.optimizer, t=t, slots=typed, averaged=max(0, averaged))
+    averaged = state.optimizer_state.averaged + t - state.optimizer_state.t if AVERAGE in arrays else 0
+    optimizer_state = replace(state.optimizer_state, t=t, slots=typed, averaged=max(0, averaged))
     return parameters, state.frozen, optimizer_state
 
 
@@ -465,7 +465,7 @@ def read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
             )
     if missing := [name for name in parameters.names if name not in checkpoint]:
         raise ModelError(f"The checkpoint lacks {missing[0]!r}, which is trained: it is a checkpoint of another model.")
-    optimizer_state = OptimizerState(draws=state.optimizer.draws)
+    optimizer_state = OptimizerState(draws=state.optimizer_state.draws)
     for group in checkpoint.optimizer[:1]:
         optimizer_state.t = group.step
         optimizer_state.slots = _slots(state, group.moments)
@@ -475,7 +475,7 @@ def read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
         else:
             state.frozen[name] = array.astype(state.frozen[name].dtype)
     state.parameters = parameters.with_averages(parameters.averages)
-    state.optimizer, state.live.step, state.history.last_finite = optimizer_state, None, None
+    state.optimizer_state, state.live.step, state.history.last_finite = optimizer_state, None, None
     state.live.predictors.clear()
 
 

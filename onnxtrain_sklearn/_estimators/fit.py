@@ -334,7 +334,9 @@ def step_for(
     last, live = state.minibatch_rows, state.live
     rows = last if last is not None and smallest <= last <= largest else smallest
     if live.step is None or live.step_key != key or live.step.batch != rows:
-        parts = StepParts(state.trained_form, settings, state.parameters, state.frozen, state.optimizer, rows, sparse)
+        parts = StepParts(
+            state.trained_form, settings, state.parameters, state.frozen, state.optimizer_state, rows, sparse
+        )
         live.step = new_step(parts, passes, compiled=state.engine == COMPILED)
         state.choice = live.step.choice
     live.step_key, state.engine, state.minibatch_rows = key, live.step.engine, rows
@@ -421,7 +423,7 @@ class ResumedState:
     """
 
     def __init__(self, state: FittedState) -> None:
-        optimizer, history = state.optimizer, state.history
+        optimizer, history = state.optimizer_state, state.history
         self._state, self._buffer, self._random = state, state.parameters.buffer, state.rng.get_state(legacy=False)
         self._optimizer, self._is_copied = {**vars(optimizer), "slots": dict(optimizer.slots)}, False
         self._history = {
@@ -440,13 +442,13 @@ class ResumedState:
     @property
     def size(self) -> int:
         """Bytes of weights and optimizer state."""
-        slots = self._state.optimizer.slots
+        slots = self._state.optimizer_state.slots
         return self._state.parameters.buffer.nbytes + sum(slot.nbytes for slot in slots.values())
 
     @property
     def can_restore(self) -> bool:
         """True if the arrays are unchanged: they are copies, or neither a step nor an epoch was taken."""
-        optimizer, history = self._state.optimizer, self._state.history
+        optimizer, history = self._state.optimizer_state, self._state.history
         same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch
         return self._is_copied or same
 
@@ -455,7 +457,7 @@ class ResumedState:
         state = self._state
         state.live.step = state.live.step_key = None
         state.parameters.buffer[...] = self._buffer
-        vars(state.optimizer).update(self._optimizer)
+        vars(state.optimizer_state).update(self._optimizer)
         state.history.change(**self._history)
         state.rng.set_state(self._random)
         state.live.predictors.clear()  # callbacks and other threads may have predicted during the call

@@ -99,7 +99,7 @@ class FittedState:
         Description of the fitted model from which the graph was made; None for any other model.
     began : Start or None
         The given model and the settings with which it was read.
-    optimizer : OptimizerState
+    optimizer_state : OptimizerState
     history : History
     snapshots : tuple of ndarray
         Parameter buffers saved during training (``SnapshotEnsemble``), whose predictions are averaged. If empty,
@@ -134,7 +134,7 @@ class FittedState:
     seed: int
     fitted: FittedModel | None = None
     began: Start | None = None
-    optimizer: OptimizerState = field(default_factory=OptimizerState)
+    optimizer_state: OptimizerState = field(default_factory=OptimizerState)
     history: History = field(default_factory=History)
     snapshots: tuple[np.ndarray, ...] = ()
     balanced: tuple[float, ...] | None = None

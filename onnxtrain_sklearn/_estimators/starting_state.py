@@ -123,10 +123,11 @@ def _resumed_state(
     if trains_others:
         weights = {**graph.weights(), **old.trained_weights()}
         state.parameters, state.frozen = _divided(state.trained_form, names, weights, settings)
-        state.optimizer = OptimizerState(draws=state.optimizer.draws)
+        state.optimizer_state = OptimizerState(draws=state.optimizer_state.draws)
         state.live.step = state.history.last_finite = None
     elif averages != old.parameters.averages:
-        state.parameters, state.optimizer = old.parameters.with_averages(averages), replace(old.optimizer, averaged=0)
+        state.parameters = old.parameters.with_averages(averages)
+        state.optimizer_state = replace(old.optimizer_state, averaged=0)
         state.live.step = None
     return state
 
@@ -295,7 +296,7 @@ def _compared(
     else:
         step = cast("HostStep", trainer.step)
         parts = StepParts(
-            state.trained_form, step.settings, state.parameters, state.frozen, state.optimizer, step.batch
+            state.trained_form, step.settings, state.parameters, state.frozen, state.optimizer_state, step.batch
         )
 
     # The loss of some rows by the step.

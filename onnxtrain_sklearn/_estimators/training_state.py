@@ -121,16 +121,16 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
         snapshots = tuple(one.copy() for one in stacked)
         # An optimizer that has not begun is one with its initial vectors.
         slots = state_slots(resolve_optimizer(estimator.optimizer), state.parameters)
-        optimizer, dtype = state.optimizer, state.parameters.buffer.dtype
-        if not optimizer.fits(slots):
-            optimizer = OptimizerState()
-            optimizer.prepare(slots, dtype)
+        optimizer_state, dtype = state.optimizer_state, state.parameters.buffer.dtype
+        if not optimizer_state.fits(slots):
+            optimizer_state = OptimizerState()
+            optimizer_state.prepare(slots, dtype)
         if not nested["slots"] and nested["counts"].get("t") == 0:
             nested["slots"] = {name: np.full(slot.shape, slot.fill, dtype) for name, slot in slots.items()}
-    target = replace(state, optimizer=optimizer)
+    target = replace(state, optimizer_state=optimizer_state)
     restore_state(target, nested)  # checks, then writes into the arrays
 
-    if optimizer is not state.optimizer or (engine, seed) != (state.engine, state.seed):
+    if optimizer_state is not state.optimizer_state or (engine, seed) != (state.engine, state.seed):
         state.live.step = state.live.step_key = None  # bound to other arrays, or made for other settings
     elif state.live.step is not None:
         state.live.step.reload()
@@ -144,7 +144,7 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
         (state.balanced,) = balanced
         decoding = with_attributes(decoding, target_range=ranges[0])
     vars(state).update(
-        optimizer=optimizer,
+        optimizer_state=optimizer_state,
         decoding=decoding,
         engine=engine,
         seed=seed,
@@ -433,7 +433,7 @@ PLAIN = ("least_loss", "best_loss", "best_score", "best_watched", "idle_epochs",
 
 def stored_state(state: FittedState) -> State:
     """Return weights, optimizer state, random state and history; arrays are copied."""
-    optimizer, history = state.optimizer, state.history
+    optimizer, history = state.optimizer_state, state.history
     return {
         "parameters": state.parameters.vector.copy(),
         "statistics": state.parameters.statistics.copy(),
@@ -463,9 +463,9 @@ def restore_state(state: FittedState, stored: State) -> None:
         _require_generator(stored["rng"])
     for name, array in _weights(state).items():
         array[...] = stored[name]
-    for name, slot in state.optimizer.slots.items():
+    for name, slot in state.optimizer_state.slots.items():
         slot[...] = stored["slots"][name]
-    vars(state.optimizer).update(stored["counts"])
+    vars(state.optimizer_state).update(stored["counts"])
     state.rng.set_state(stored["rng"])
     state.history.change(**history)
 
@@ -492,7 +492,8 @@ def _weights(state: FittedState) -> dict[str, np.ndarray]:
 
 def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
     """Return the attributes of the history to set; any error means that ``stored`` does not fit."""
-    weights, slots, counts = _weights(state), state.optimizer.slots, vars(state.optimizer).keys() - {"slots"}
+    weights, slots = _weights(state), state.optimizer_state.slots
+    counts = vars(state.optimizer_state).keys() - {"slots"}
     pairs = {name: (stored[name], array) for name, array in weights.items()}
     if (stored["average"] is not None) != ("average" in weights):
         held, own = ("a", "none") if stored["average"] is not None else ("no", "one")

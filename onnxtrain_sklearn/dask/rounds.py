@@ -106,7 +106,9 @@ class Job(NamedTuple):
         estimator, settings, batch, sparse, engine = pickle.loads(self.content)
         state: FittedState = estimator._state
         settings = replace(settings, device=state.device)
-        parts = StepParts(state.trained_form, settings, state.parameters, state.frozen, state.optimizer, batch, sparse)
+        parts = StepParts(
+            state.trained_form, settings, state.parameters, state.frozen, state.optimizer_state, batch, sparse
+        )
         step = new_step(parts, compiled=engine == COMPILED)
         if step.engine != engine:
             raise ModelError(
@@ -162,8 +164,8 @@ def train_shard(job: Job, shard: ShardState, segment: Segment, rates: Sequence[R
         state, step, accumulate = prepared.state, prepared.step, prepared.settings.accumulate
         state.parameters.buffer[...] = shard.buffer
         for name, slot in shard.slots.items():
-            state.optimizer.slots[name][...] = slot
-        vars(state.optimizer).update(t=shard.t, draws=shard.draws, averaged=shard.averaged)
+            state.optimizer_state.slots[name][...] = slot
+        vars(state.optimizer_state).update(t=shard.t, draws=shard.draws, averaged=shard.averaged)
         step.reload()
         minibatches, after = _minibatches(prepared, segment, window)
         chosen = minibatches[segment.start * accumulate : segment.stop * accumulate]
@@ -173,7 +175,7 @@ def train_shard(job: Job, shard: ShardState, segment: Segment, rates: Sequence[R
             if not np.isfinite(loss):
                 break
         step.synchronize()
-        optimizer = state.optimizer
+        optimizer = state.optimizer_state
         result = ShardState(
             state.parameters.buffer.copy(),
             {name: slot.copy() for name, slot in optimizer.slots.items()},
@@ -360,7 +362,7 @@ class ClusterStep:
 
     def __post_init__(self) -> None:
         self.parameters: FlatParameters = self.fitted.parameters
-        self.optimizer_state: OptimizerState = self.fitted.optimizer
+        self.optimizer_state: OptimizerState = self.fitted.optimizer_state
         self._pending: dict[int, RandomState] = {}  # generators of the shards after this epoch
         self._velocity = np.zeros(len(self.parameters.vector))
         self._shards = self._fresh()

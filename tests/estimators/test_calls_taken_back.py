@@ -83,9 +83,9 @@ def fails_once(hook="on_fit_task_end", epochs=2, **settings):
 def seen(estimator):
     """Return all that the estimator goes on from, and shows."""
     run, rows = estimator._state, [{k: v for k, v in row.items() if k != "seconds"} for row in estimator.history_]
-    state = {"buffer": run.parameters.buffer, **run.optimizer.slots}
+    state = {"buffer": run.parameters.buffer, **run.optimizer_state.slots}
     arrays = {name: array.tobytes() for name, array in {**state, **estimator.weights_}.items()}
-    counts = {name: value for name, value in vars(run.optimizer).items() if name != "slots"}
+    counts = {name: value for name, value in vars(run.optimizer_state).items() if name != "slots"}
     return arrays, counts, dict(vars(run.history.progress)), rows, estimator.loss_curve_, repr(estimator.callbacks_)
 
 

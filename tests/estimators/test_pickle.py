@@ -119,7 +119,7 @@ def test_dropout_continues_after_pickling(optimizer, engine):
     straight = OrtGradientClassifier(DROPPING, engine=engine, **settings).fit(X, y)
     twin, third = pickle.loads(pickle.dumps(straight)), copy.deepcopy(straight)
     assert_equal_histories(straight.fit(X, y), twin.fit(X, y))
-    third._state.optimizer.draws = 0
+    third._state.optimizer_state.draws = 0
     assert not np.array_equal(third.fit(X, y).weights_["W"], straight.weights_["W"])
 
 
@@ -293,7 +293,7 @@ def test_fitted_estimators_travel_to_workers():
 def test_pickle_without_an_attribute_takes_its_default():
     fitted = pickled_classifier().fit(X, y)
     content = fitted.__getstate__()
-    for name in ("history", "optimizer", "snapshots"):
+    for name in ("history", "optimizer_state", "snapshots"):
         del content["_state"]["state"][name]
     twin = object.__new__(OrtGradientClassifier)
     twin.__setstate__(content)

@@ -74,11 +74,11 @@ def goes_on(model: OrtGradientRegressor, path: Path, rows: np.ndarray = X) -> Fo
         quietly(model.partial_fit, rows, y)
     run = model._state
     assert_allclose(folder.state["parameters"], run.parameters.vector, rtol=1e-6, atol=1e-6)
-    for name, vector in run.optimizer.slots.items():  # gradients of other engines differ in the last digits
+    for name, vector in run.optimizer_state.slots.items():  # gradients of other engines differ in the last digits
         assert_allclose(folder.state[name], vector, rtol=1e-5, atol=1e-6, err_msg=name)
     if run.parameters.running_statistics:
         assert_allclose(folder.state["statistics"], run.parameters.statistics, rtol=1e-6, atol=1e-6)
-    assert folder.state["step"] == run.optimizer.t
+    assert folder.state["step"] == run.optimizer_state.t
     return folder
 
 
@@ -152,7 +152,7 @@ def test_float64(nodes, tmp_path):
         training.partial_fit(X, Y)
         quietly(model.partial_fit, X, Y)
     assert training.state["parameters"].dtype == np.float64
-    for name, vector in {"parameters": model._state.parameters.vector, **model._state.optimizer.slots}.items():
+    for name, vector in {"parameters": model._state.parameters.vector, **model._state.optimizer_state.slots}.items():
         assert_allclose(training.state[name], vector, rtol=0, atol=1e-12)
 
 

@@ -42,7 +42,7 @@ def test_state_without_steps_keeps_schedule_position():
     X, y = rows()
     model = OrtGradientClassifier(MLP((8,)), learning_rate="cosine", **SETTINGS).partial_fit(X, y, classes=[0, 1, 2])
     model.load_state(model.weights_)
-    assert (model._state.history.progress.step, model._state.optimizer.t) == (3, 0)
+    assert (model._state.history.progress.step, model._state.optimizer_state.t) == (3, 0)
 
 
 def adapted(**parameters) -> OrtGradientRegressor:
@@ -101,6 +101,6 @@ def test_the_optimizer_goes_on(tmp_path):
     """Merged weights start it anew; vectors do not."""
     X, y = rows()
     model = adapted(optimizer=AdamW()).partial_fit(X, y)
-    assert model._state.optimizer.t == 3
+    assert model._state.optimizer_state.t == 3
     model.load_state(model.weights_)
-    assert model._state.optimizer.t == 0
+    assert model._state.optimizer_state.t == 0

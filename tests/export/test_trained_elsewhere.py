@@ -165,11 +165,11 @@ def trained(**parameters) -> OrtGradientClassifier:
 
 
 def unchanged(model, call, message) -> None:
-    before, t = model.weights_, model._state.optimizer.t
+    before, t = model.weights_, model._state.optimizer_state.t
     with pytest.raises(ModelError, match=message):
         call()
     assert all((model.weights_[name] == before[name]).all() for name in before)
-    assert model._state.optimizer.t == t
+    assert model._state.optimizer_state.t == t
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_state_files(tmp_path):
     model.partial_fit(X, y).partial_fit(X, y)
     for name, array in model.weights_.items():
         np.testing.assert_allclose(twin.weights_[name], array, rtol=0, atol=1e-6)
-    assert twin._state.optimizer.t == model._state.optimizer.t
+    assert twin._state.optimizer_state.t == model._state.optimizer_state.t
     (tmp_path / "notes.txt").write_text("no tensors")
     with pytest.raises(ModelError, match=r"notes.txt holds no tensors in the format of safetensors"):
         model.load_state(tmp_path / "notes.txt")

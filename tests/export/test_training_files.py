@@ -74,7 +74,7 @@ def test_optimizers_go_on(optimizer, tmp_path):
 def test_scalars_in_the_graph_are_those_of_python(optimizer, tmp_path):
     """Also after many steps, where a wrong formula of a bias correction would differ most from the first ones."""
     model = classifier(optimizer=optimizer).partial_fit(*rows("multiclass"), classes=[0, 1, 2])
-    model._state.optimizer.t = 5000
+    model._state.optimizer_state.t = 5000
     goes_on_from(model, tmp_path)
 
 
@@ -85,7 +85,7 @@ def goes_on_from(model, tmp_path) -> None:
     folder.steps({"X": X, "y": y})
     model.partial_fit(X, y)
     np.testing.assert_allclose(folder.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-6)
-    assert folder.state["step"] == model._state.optimizer.t
+    assert folder.state["step"] == model._state.optimizer_state.t
 
 
 @pytest.mark.parametrize(

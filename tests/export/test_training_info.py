@@ -151,10 +151,10 @@ def test_step_has_only_onnx_operators_and_initial_state():
     values = onnxruntime.InferenceSession(wrapped.SerializeToString()).run(None, {})
     assert [value.shape for value in values] == [(29,), (29,), ()]
     assert not any(value.any() for value in values)
-    assert model._state.optimizer.t > 0  # the state in the file is the current one
+    assert model._state.optimizer_state.t > 0  # the state in the file is the current one
     assert (
         onnx.numpy_helper.to_array(next(t for t in info.algorithm.initializer if t.name == "step"))
-        == model._state.optimizer.t
+        == model._state.optimizer_state.t
     )
 
 

@@ -48,7 +48,7 @@ def goes_on(model, X, y, folder: Path, passes: int = 3) -> None:
         training.partial_fit(X, y)
     found, expected = training.state["parameters"], model._state.parameters.vector
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * max(1, np.abs(expected).max()))
-    assert training.state["step"] == model._state.optimizer.t
+    assert training.state["step"] == model._state.optimizer_state.t
     np.testing.assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
 
 

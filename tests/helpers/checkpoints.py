@@ -14,8 +14,10 @@ from tests.helpers.training import weights_equal
 
 def same(a: Any, b: Any) -> bool:
     """Whether two estimators have equal weights, histories and states, to the bit."""
-    states = [(e._state.optimizer.t, e._state.optimizer.draws, str(e._state.rng.get_state())) for e in (a, b)]
-    slots = [e._state.optimizer.slots for e in (a, b)]
+    states = [
+        (e._state.optimizer_state.t, e._state.optimizer_state.draws, str(e._state.rng.get_state())) for e in (a, b)
+    ]
+    slots = [e._state.optimizer_state.slots for e in (a, b)]
     equal = all(np.array_equal(slot, slots[1][name]) for name, slot in slots[0].items())
     rows = [without_seconds(e.history_) for e in (a, b)]
     return weights_equal(a, b) and rows[0] == rows[1] and states[0] == states[1] and equal

@@ -132,7 +132,7 @@ def test_dropout_drops_the_hidden_units(residual, engine):
     """The masks are those that the seed of the run draws: a number in [0, 1) for each unit, kept from the ratio on."""
     net = MLP((5, 5), "tanh", dropout=0.4, residual=residual)
     estimator = unlike_the_start(net, optimizer=SGD(), engine=engine, batch_size=12, shuffle=False, random_state=0)
-    weights, seed, draws = in_double(estimator), estimator._state.seed, estimator._state.optimizer.draws
+    weights, seed, draws = in_double(estimator), estimator._state.seed, estimator._state.optimizer_state.draws
     for i, batch in enumerate((slice(12), slice(12, 24))):
         masks = [(u >= 0.4) / 0.6 for u in Draws(seed, (12, 5), (12, 5)).at(draws + i)]
         weights = {name: weights[name] - 0.1 * slope for name, slope in slopes(net, weights, masks, batch).items()}

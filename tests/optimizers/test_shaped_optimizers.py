@@ -118,7 +118,7 @@ def test_copies_go_on_to_the_same_bits(optimizer, how):
 def test_exported_graphs_go_on(optimizer, settings, tmp_path):
     folder = goes_on(regressor(optimizer, max_iter=2, **settings), X, y, tmp_path, tolerance=2e-6)
     own = [one for one in folder.manifest["state"]["tensors"] if one["role"] == "optimizer"]
-    assert {one["name"] for one in own} == set(regressor(optimizer).partial_fit(X, y)._state.optimizer.slots)
+    assert {one["name"] for one in own} == set(regressor(optimizer).partial_fit(X, y)._state.optimizer_state.slots)
 
 
 @each_shaped
@@ -132,14 +132,14 @@ def test_training_info_holds_the_arrays_of_each_parameter(optimizer, tmp_path):
     other = clone(model).partial_fit(X, y).load_state(training.state)
     for name, array in model.weights_.items():
         np.testing.assert_allclose(other.weights_[name], array, rtol=0, atol=2e-6)
-    for name, array in model._state.optimizer.slots.items():
-        np.testing.assert_allclose(other._state.optimizer.slots[name], array, rtol=1e-4, atol=1e-6)
+    for name, array in model._state.optimizer_state.slots.items():
+        np.testing.assert_allclose(other._state.optimizer_state.slots[name], array, rtol=1e-4, atol=1e-6)
 
 
 def test_state_of_another_shape_is_refused():
     model = regressor(Adafactor()).partial_fit(X, y)
-    name, array = next(iter(model._state.optimizer.slots.items()))
-    state = {**model._state.optimizer.slots, "parameters": model._state.parameters.vector, "step": np.array(5)}
+    name, array = next(iter(model._state.optimizer_state.slots.items()))
+    state = {**model._state.optimizer_state.slots, "parameters": model._state.parameters.vector, "step": np.array(5)}
     before = model.weights_
     with pytest.raises(ModelError, match=rf"holds '{name}' of shape \[1\], and the estimator has"):
         model.load_state({**state, name: array.ravel()[:1]})
@@ -185,7 +185,7 @@ class Whitened(Optimizer):
 
 def test_optimizer_of_a_user_chooses_by_name_and_keeps_arrays(tmp_path):
     model = regressor(Whitened(), max_iter=1, batch_size=40).fit(X, y)
-    state = model._state.optimizer.slots
+    state = model._state.optimizer_state.slots
     assert {n: a.shape for n, a in state.items()} == {
         "scale/layers.0.weight": (1,), "mean/layers.0.weight": (4, 1),
         "scale/layers.0.bias": (1,), "mean/layers.0.bias": (1,),
@@ -204,7 +204,7 @@ def test_one_optimizer_for_all_parameters_keeps_vectors():
     one, other = (OrtGradientClassifier(MLP((5,)), optimizer=o, random_state=0) for o in (Named(), Lion()))
     one.partial_fit(X, y > 0, [False, True])
     other.partial_fit(X, y > 0, [False, True])
-    assert one._state.optimizer.slots.keys() == {"momentum"}
+    assert one._state.optimizer_state.slots.keys() == {"momentum"}
     assert all(np.array_equal(array, other.weights_[name]) for name, array in one.weights_.items())
 
 

@@ -68,7 +68,7 @@ def test_steps_of_the_schedule_are_updates():
     settings = {"callbacks": [lambda epoch: rates.append(epoch.learning_rate)], "learning_rate": "linear"}
     fitted = regressor(optimizer__accumulate=5, max_iter=4, **settings).fit(X, y)
     assert fitted._state.history.progress.step == 12
-    assert fitted._state.optimizer.t == 12
+    assert fitted._state.optimizer_state.t == 12
     assert_allclose(rates, [0.01 * (1 - (3 * i + 2) / 12) for i in range(4)])
 
 

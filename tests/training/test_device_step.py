@@ -93,7 +93,7 @@ def test_training_is_that_of_the_host(name, limit, monkeypatch):
     assert trained_on_device(device)
     assert not trained_on_device(host)
     assert_same_training(device, host)
-    host_state, device_state = host._state.optimizer, device._state.optimizer
+    host_state, device_state = host._state.optimizer_state, device._state.optimizer_state
     assert (host_state.t, host_state.draws) == (device_state.t, device_state.draws)
     for slot, vector in host_state.slots.items():
         assert_allclose(device_state.slots[slot], vector, rtol=1e-4, atol=1e-6)

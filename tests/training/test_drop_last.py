@@ -59,7 +59,7 @@ def test_shuffled_epochs_are_those_of_numpy(size, accumulate, engine, where, pas
     )  # fmt: skip
     assert largest_error(fitted.weights_, expected, mlp_weights()) < TOLERANCE
     assert_allclose(fitted.loss_curve_, losses, rtol=1e-5)
-    assert fitted._state.optimizer.t == EPOCHS * steps
+    assert fitted._state.optimizer_state.t == EPOCHS * steps
     assert fitted.t_ == EPOCHS * count * size
 
 
@@ -138,10 +138,10 @@ def test_training_graphs_go_on(accumulate, tmp_path):
         model.partial_fit(X[:45], y[:45], WEIGHTS[:45])
         training.partial_fit(X[:45], y[:45], WEIGHTS[:45])
     assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-5)
-    assert training.state["step"] == model._state.optimizer.t
+    assert training.state["step"] == model._state.optimizer_state.t
     assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
     few = training.partial_fit(X[:3], y[:3])
-    assert few.state["step"] == model._state.optimizer.t + 1
+    assert few.state["step"] == model._state.optimizer_state.t + 1
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_training_graphs_take_no_rows_of_weight_zero(settings, tmp_path):
     for _ in range(3):
         model.partial_fit(X, labels, sample_weight=weights)
         training.partial_fit(X, labels, weights)
-    assert training.state["step"] == model._state.optimizer.t
+    assert training.state["step"] == model._state.optimizer_state.t
     assert_allclose(training.state["parameters"], model._state.parameters.vector, rtol=0, atol=1e-5)
     assert_allclose(training.loss_curve_, model.loss_curve_[1:], rtol=1e-5)
     with pytest.raises(ValueError, match="All 50 rows to train on have weight zero"):

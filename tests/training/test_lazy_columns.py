@@ -234,7 +234,7 @@ def test_training_graphs_go_on_as_the_estimator(form, settings, tmp_path):
     for _ in range(2):
         quietly(model.partial_fit, X, y)
     assert_allclose(folder.state["parameters"], model._state.parameters.vector, rtol=1e-5, atol=1e-5)
-    for name, vector in model._state.optimizer.slots.items():
+    for name, vector in model._state.optimizer_state.slots.items():
         assert_allclose(folder.state[name], vector, rtol=1e-5, atol=1e-6, err_msg=name)
     moved = folder.state["second_moment"].reshape((2, WIDTH) if form == "transposed" else (WIDTH, 2)) != 0
     assert_array_equal(np.flatnonzero(moved.any(axis=0 if form == "transposed" else 1)), np.unique(X.indices))

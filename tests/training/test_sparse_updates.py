@@ -99,7 +99,7 @@ def test_lazy_updates_are_those_of_a_reference_in_float64(engine, name):
         assert_allclose(fitted.weights_[weight], array, rtol=0, atol=3e-5)
     assert updates_by_rows(fitted)
     assert_array_equal(fitted.weights_["T"][ABSENT], T.astype(np.float32)[ABSENT])
-    for slot in fitted._state.optimizer.slots.values():
+    for slot in fitted._state.optimizer_state.slots.values():
         assert not slot[fitted._state.parameters.span("T")].reshape(T.shape)[ABSENT].any()
     moved = np.abs(fitted.weights_["T"] - new(optimizer=optimizer, engine=engine).fit(X, Y).weights_["T"]).max()
     assert name == "SGD" or moved > 1e-3

@@ -72,5 +72,5 @@ def test_five_epochs_in_cpp_give_the_weights_of_python(tmp_path):
         model.partial_fit(X, y, classes=range(10))
     for name, array in model.weights_.items():
         np.testing.assert_allclose(twin.weights_[name], array, rtol=0, atol=1e-5)
-    assert twin._state.optimizer.t == model._state.optimizer.t == 5 * 57
+    assert twin._state.optimizer_state.t == model._state.optimizer_state.t == 5 * 57
     assert float(re.search(r"accuracy (\S+)", said)[1]) == pytest.approx(model.score(X, y), abs=1.5e-3)
