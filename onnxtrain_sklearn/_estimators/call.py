@@ -141,7 +141,7 @@ class FitContext:
     fitted : FittedModel or None
         The fitted scikit-learn model that is trained; None without one, or if it gets a new head.
     transformers_of : FittedModel or None
-        The fitted model whose transformers stay frozen by default: ``fitted``, or the model that gets a new head.
+        The fitted model whose transformers fine-tuning leaves frozen: ``fitted``, or the model that gets a new head.
     head_names : tuple of str
         The names of the weights of a new head; empty without one.
     target_scale : TargetScale or None

@@ -1,6 +1,6 @@
-"""Check X and y, and turn them into training and validation examples.
+"""Check X and y, and turn them into training and validation examples, from which minibatches are drawn.
 
-``graph_inputs`` turns X into the inputs of the graph; ``outputs`` encodes y. Minibatches are drawn from the result.
+:func:`graph_inputs` turns X into the inputs of the graph, also for predictions; functions of :mod:`.outputs` encode y.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .parameters import Parameters
 def training_examples(
     estimator: Any, call: Call, graph: TrainableModel | None, fitted: FittedModel | None, old: FittedState | None
 ) -> Examples:
-    """Return the examples of a call; ``graph`` is None if it is not built yet."""
+    """Return the examples of a call; ``graph`` is None if a builder will build it for them."""
     output_task: OutputTask = estimator._output_task()
     specs: Specs = None if graph is None else graph.inputs
     builder = None if graph is not None else resolve_builder(estimator.model)
@@ -134,7 +134,7 @@ def scaled_values(state: FittedState, targets: Targets) -> np.ndarray:
 def graph_inputs(
     estimator: Any, X: MatrixLike, specs: Specs, fitted: FittedModel | None, *, reset: bool
 ) -> InputColumns:
-    """Return the data as the graph's inputs; ``specs``, its inputs, is None if the graph is not built yet.
+    """Return the data as inputs of the graph; ``specs`` describes these inputs, and is None before a graph is built.
 
     ``reset`` sets the estimator's feature attributes from X; without it, X is checked against them.
     """

@@ -1,4 +1,4 @@
-"""What an output of the graph learns (:class:`OutputTask`), and how its scores become predictions (``Decoding``).
+"""The task of an output of the graph (:class:`OutputTask`), and the way from its scores to predictions (``Decoding``).
 
 An ``output_task`` is made of the parameters of an estimator: labels or numbers, how ``y`` is encoded, how predictions
 are scored. If several outputs are trained, each has one. The loss, the targets and the number of scores then determine
@@ -66,14 +66,14 @@ IGNORED_BY_DEFAULT = -100
 
 @dataclass(frozen=True, eq=False)
 class OutputTask(ABC):
-    """What one output learns.
+    """The task of one output: labels or numbers, their encoding, and their score.
 
     Attributes
     ----------
     loss : str, Loss or block
         As the estimator was given it.
     output_kind : str
-        What the output of a given graph holds.
+        The content of the output of a given graph, such as "probabilities"; "auto": a run of the graph tells.
     class_axis : int or str
     ignore_label : int, float, str or None
     class_weight : dict, list of dicts, "balanced" or None
@@ -198,13 +198,15 @@ def weighted_targets(
 
     Targets must match ``decoding``, the decoding of the first call; it is None in the first call itself.
     """
-    of_positions = at_positions or (decoding is not None and decoding.positions is not None)
-    targets = position_targets(y, classes, output_task.ignore_label) if of_positions else output_task.encode(y, classes)
+    has_positions = at_positions or (decoding is not None and decoding.positions is not None)
+    targets = (
+        position_targets(y, classes, output_task.ignore_label) if has_positions else output_task.encode(y, classes)
+    )
     if n_rows != len(targets.values):
         raise ValueError(
             f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {len(targets.values)}."
         )
-    if of_positions:
+    if has_positions:
         return weighted_positions(targets, sample_weight, output_task.class_weight)
 
     # The outputs of the first call: their number, and one label or several in a row.
@@ -350,7 +352,7 @@ class DecodingChoice:
     Attributes
     ----------
     original : TrainableModel
-        The graph, marked with what its output holds: scores, probabilities or logarithms.
+        The graph, marked with the content of its output: scores, probabilities or logarithms.
     graph : TrainableModel
         The same with ``scores`` set to the value that the loss reads, before or after the final activation.
     decoding : Decoding
@@ -418,7 +420,7 @@ def choose_output(
 ) -> OutputChoice:
     """Return the decoding of one output of a graph.
 
-    The ``given`` graph is run, to learn what its output holds. Without one the number of scores is known: from the
+    A run of the ``given`` graph tells what its output holds. Without one, the number of scores is known from the
     ``old`` decoding of an earlier call, from a ``fitted`` model, or because the graph was built for the targets.
     """
     loss.check_targets(targets.values)

@@ -276,7 +276,6 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     output_task: OutputTask = estimator._output_task()
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = sizes_of_blocks(source)
-    every = list(range(len(sizes)))
     fraction = getattr(source, "validation_fraction", None)
     if (whole := rows_in_buffer(source, sizes)) is not None:
         X, y, sample_weight = whole
@@ -284,7 +283,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     _require_streamable(estimator, call, config)
 
     read = getattr(source, "targets", None) or (lambda i: block_parts(source, i)[1:])
-    filled = [i for i in every if sizes[i]]
+    filled = [i for i, size in enumerate(sizes) if size]
 
     # Draw the blocks to hold out, before any targets are read. Blocks whose rows all have weight zero are passed over.
     rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if old is None else old.rng
@@ -306,12 +305,12 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
 
     # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
     labels_by_block: list[LabelCounts] = []
-    known, apart = call.classes if old is None else old.decoding.classes, set(held_out)
+    known, withheld = call.classes if old is None else old.decoding.classes, set(held_out)
     for i in filled:
         with named_block(source, i):
             y, weights = read(i)
             rows = int(np.count_nonzero(counted_rows(output_task, y, weights)))
-            trains = rows > 0 and i not in apart
+            trains = rows > 0 and i not in withheld
             add_targets(stream, output_task, y, weights, known, labels_by_block, trains=trains)
         if trains:
             stream.trained.append(i)
