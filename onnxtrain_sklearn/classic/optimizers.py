@@ -304,6 +304,7 @@ class TrainingParameters:
     _initial_state: dict[str, dict[str, np.ndarray]] = field(default_factory=dict, repr=False)
 
     def __setattr__(self, name: str, value: object) -> None:
+        # A misspelled attribute would be ignored, and training would be another one without a word.
         if name not in (known := {one.name for one in fields(self)}):
             raise AttributeError(f"TrainingParameters has no attribute {name!r}.{nearest(name, known)}")
         object.__setattr__(self, name, value)

@@ -233,6 +233,7 @@ class OrtGradientForwardBackward:
         seeds = [n for n in self.output_names if f"{n}_grad" in {v.name for v in trained.graph.inputs}]
         gradients = [f"{name}_grad" for name in wrt]
         device = runtime.ort_device(self._device)
+        # The names are those of onnxcustom's class: programs that were written for it read these attributes.
         attributes: dict[str, Any] = {
             "__doc__": f"Forward and backward passes of {self._repr_helper_(self.onnx_model)}.",
             "__module__": __name__,

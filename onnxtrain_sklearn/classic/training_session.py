@@ -97,6 +97,7 @@ class TrainingSession:
         self._state.load_optimizer(parameters.initial_state)
         self._sums: dict[str, np.ndarray] = {}
         self._runs = 0
+        # Kept for set_providers, which makes sessions of the same graphs on another device.
         self._models = session_graphs(model, loss, parameters, self._state, choose_engine(engine))
         self.set_providers(providers, provider_options)
 
@@ -124,6 +125,7 @@ class TrainingSession:
         feed, rate = dict(input_feed), None
         for name, value in feed.items():
             require_in_memory(value, f"input_feed[{name!r}]")
+        # The learning rate is no input of the gradient graph: it asks for a step.
         if self._update is not None and (key := self._parameters.lr_params_feed_name) in feed:
             rate = np.asarray(feed.pop(key), np.float32).reshape(-1)
             if rate.size != 1:
@@ -147,7 +149,7 @@ class TrainingSession:
         """Add up gradients; when there are enough, take a step with their mean."""
         steps = self._parameters.gradient_accumulation_steps
         self._runs += 1
-        if steps > 1:
+        if steps > 1:  # sums of shares: after the last run they are the mean
             self._sums = {n: self._sums.get(n, 0) + g / steps for n, g in gradients.items()}
         if self._runs % steps:
             return

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
+from .._estimators.regressor import OrtGradientRegressor
 from .._fitted.fitted_model import is_estimator
 from .._importers.load import load
 from .._ir.drawing import Box, BoxLayout, Edge, graph_svg
@@ -181,8 +182,8 @@ def _drawn_graph(model: Any) -> tuple[ir.Graph, frozenset[str]]:
 
 def _graph_of_file(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> tuple[ir.Graph, frozenset[str]]:
     """Return the graph, and the parameters that an estimator would train for any of its outputs."""
-    from .._estimators.regressor import OrtGradientRegressor
-
+    # Of a regressor, as it takes outputs of any content. An output that cannot be trained marks no parameter, unless no
+    # output can be.
     graph, trained, refused = load(model).graph, set[str](), None
     for output in [v.name for v in graph.outputs] if len(graph.outputs) > 1 else [None]:
         try:
