@@ -155,7 +155,7 @@ def _read_softmax(node: ir.Node, depth: int) -> Activation | None:
 def _read_exp(node: ir.Node, depth: int) -> Activation | None:
     x = node.inputs[0]
     inner = _activation_of(x, depth)
-    if inner is not None and inner.log:
+    if inner is not None and inner.log:  # exp(log(p)) is p
         return replace(inner, log=False)
     return None if x is None else Activation("exp", x)
 
@@ -167,6 +167,7 @@ def _read_log(node: ir.Node, depth: int) -> Activation | None:
 
 def _read_bound(node: ir.Node, depth: int) -> Activation | None:
     """Ignore bounds that change only probabilities near 0 or 1."""
+    # ``at`` is the position of the bounded value; Max and Min may have it on either side.
     at = next((i for i, x in enumerate(node.inputs) if x is not None and number_of(x) is None), 0)
     if node.op_type == "Clip":
         low, high = _clip_bound(node, "min", 1), _clip_bound(node, "max", 2)
@@ -279,6 +280,7 @@ def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
     if maker is not None and maker.op_type == "Exp" and not maker.domain and inner is not None and inner.link == "exp":
         return Activation("softmax", _without_maximum(inner.base))
     if inner is None or inner.log or inner.paired:
+        # The columns 1 - p and p add up to one already.
         return inner if inner is not None and inner.paired else None
     if inner.link == "softmax":
         return inner
@@ -339,6 +341,7 @@ def _read_column(node: ir.Node, depth: int) -> Activation | None:
         return None
     if inner.paired:
         return replace(inner, paired=False, form=inner.form if index else OPPOSITE[inner.form])
+    # A column of a softmax of two scores is the sigmoid of their difference: the loss then trains one score.
     plain = inner.link == "softmax" and inner.form == "same" and inner.base.shape is not None
     if not plain or len(inner.base.shape) != 2:  # type: ignore[arg-type]
         return None
@@ -356,6 +359,8 @@ def _selected_column(node: ir.Node) -> int | None:
         steps = [1]
     else:
         given = [None if len(node.inputs) <= i else number_of(node.inputs[i]) for i in range(1, 5)]
+        # -9 stands for a number that is not known: as an end or an axis it selects nothing; as a start it is 0, the
+        # only one before an end of 1.
         starts, ends, axes = ([-9 if n is None else int(n)] for n in given[:3])
         steps = [1 if len(node.inputs) < 5 else int(given[3] or 0)]
     if len(starts) != 1 or axes not in ([1], [-1]) or steps != [1]:
@@ -428,7 +433,7 @@ def _quotient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 def _product(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """Match exp(z) * (1 / (1 + exp(z))), whose second factor has been replaced already."""
     for above, factor in ((operand(node, 0), operand(node, 1)), (operand(node, 1), operand(node, 0))):
-        maker = None if factor is None else factor.producer()
+        maker = None if factor is None else factor.producer()  # _reciprocal has bounded its exponent
         if above is None or maker is None or maker.domain or maker.op_type != "Reciprocal":
             continue
         bounded = _exponent_of_sum(operand(maker, 0))

@@ -509,7 +509,7 @@ def _product(s: _Tracer, node: ir.Node) -> Result:
 def _product_of(s: _Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
     """Return the place of the rows in a matrix product, whose leading axes are broadcast."""
     left, right, m, n = s.place(a), s.place(b), s.rank(a), s.rank(b)
-    if m == 1 or n == 1:  # a product with a vector
+    if m == 1 or n == 1:  # a product with a vector, which has no axis beside the one that is summed over
         if left is not None and (m == 1 or left.axis == m - 1):
             raise RowsMeet
         if right is not None and (n == 1 or right.axis == n - 2):
@@ -520,6 +520,8 @@ def _product_of(s: _Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool
             return left
         row_place = _required(right)
         return row_place._replace(axis=row_place.axis - (row_place.axis == n - 1))
+    # The product sums over the last axis of the left operand and the last but one of the right one; a turned operand
+    # has these two exchanged.
     rank, found = max(m, n), set[Rows]()
     for place, own, turned, summed in ((left, m, turn_a, 1), (right, n, turn_b, 2)):
         if place is None:
@@ -533,6 +535,8 @@ def _product_of(s: _Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool
     if len(found) > 1:
         raise RowsMeet if len({place.axis for place in found}) > 1 else Unknown
     place = next(iter(found))
+    # Rows of both operands may only lie along a shared leading axis: along one of the last two, each row of one operand
+    # is multiplied by all rows of the other.
     if left is not None and right is not None and place.axis >= rank - 2:
         raise RowsMeet
     return place
@@ -544,7 +548,7 @@ def _gemm(s: _Tracer, node: ir.Node) -> Result:
     place = _product_of(s, a, b, *turned) if s.place(a) or s.place(b) else None
     own = s.place(c)
     if own is not None:
-        own = own._replace(axis=own.axis + 2 - s.rank(c))
+        own = own._replace(axis=own.axis + 2 - s.rank(c))  # c is broadcast to the matrix
     if place is not None and own is not None and place != own:
         raise RowsMeet
     return place or own
@@ -585,6 +589,7 @@ def _reshaped(place: Rows, before: list[int | None], after: list[int | None], ba
     if None in before or None in after:
         raise Unknown
     outer = place.before * math.prod((d or 0) for d in before[: place.axis])
+    # The rows lie on the first axis that begins no later than they do and holds all of them in whole blocks.
     for axis, size in enumerate(d or 0 for d in after):
         leading = math.prod(d or 0 for d in after[:axis])
         if leading and outer % leading == 0 and size % (outer // leading * batch) == 0 and size:
@@ -618,7 +623,7 @@ def _squeeze(s: _Tracer, node: ir.Node) -> Result:
         axes = [i for i, size in enumerate(s.sizes(x)) if size == 1]
     else:
         axes = [axis % s.rank(x) for axis in _axes_of(s, node)]
-    if place.axis in axes:
+    if place.axis in axes:  # a single row; what follows has no axis of rows
         raise Unknown
     return place._replace(axis=place.axis - sum(axis < place.axis for axis in axes))
 
@@ -639,13 +644,15 @@ def _tile(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     times = s.integers(operand(node, 1))[place.axis]
-    return place._replace(before=place.before * times)
+    return place._replace(before=place.before * times)  # all rows, then all rows again
 
 
 def _concat(s: _Tracer, node: ir.Node) -> Result:
     places, rank = [s.place(x) for x in node.inputs], s.rank(node.inputs[0])
     axis, found = node.attributes.get_int("axis", 0) % rank, {place for place in places if place is not None}
     if any(place.axis == axis for place in found):
+        # Joined along the axis of the rows: first all rows of one operand, then all of the next. An operand that does
+        # not depend on the rows would put its own between them.
         if None in places or len({place.after for place in found}) > 1 or len({p.axis for p in found}) > 1:
             raise Unknown
         return next(iter(found))._replace(before=sum(place.before for place in places if place is not None))
@@ -668,6 +675,7 @@ def _slice(s: _Tracer, node: ir.Node) -> Result:
         starts, ends = (s.integers(operand(node, i)) for i in (1, 2))
         steps = [1] * len(starts) if operand(node, 4) is None else s.integers(operand(node, 4))
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        # Only a slice that keeps all rows leaves each at its place.
         if axis % rank == place.axis and not (start == 0 and step == 1 and end >= 2**31 - 1):
             raise RowsMeet
     return place
@@ -676,11 +684,11 @@ def _slice(s: _Tracer, node: ir.Node) -> Result:
 def _gather(s: _Tracer, node: ir.Node) -> Result:
     data, indices = node.inputs[:2]
     axis, own, read = node.attributes.get_int("axis", 0) % s.rank(data), s.place(data), s.place(indices)
-    if own is None:
+    if own is None:  # a table for all rows, such as an embedding: the axes of the indices take the place of its axis
         place = _required(read)
         return place._replace(axis=axis + place.axis)
     _along(own, [axis])
-    if read is not None:
+    if read is not None:  # each row of indices selects from every row of the data
         raise Unknown
     return own._replace(axis=own.axis + (s.rank(indices) - 1 if axis < own.axis else 0))
 
@@ -700,7 +708,7 @@ def _gather_nd(s: _Tracer, node: ir.Node) -> Result:
     data, indices, shared = s.of(node, 0), s.of(node, 1), node.attributes.get_int("batch_dims", 0)
     if data is None and indices is not None and indices.axis < s.rank(node.inputs[1]) - 1 and not shared:
         return indices
-    if data is not None and data.axis < shared and indices in (None, data):
+    if data is not None and data.axis < shared and indices in (None, data):  # each row selects from itself
         return data
     raise Unknown
 
@@ -733,6 +741,8 @@ def _resize(s: _Tracer, node: ir.Node) -> Result:
 
 
 def _recurrent(s: _Tracer, node: ir.Node) -> Result:
+    # Rows come second by default, after the steps, and first with layout=1; lengths (input 4) have no other axis. The
+    # first output has an axis of directions too.
     first = node.attributes.get_int("layout", 0)
     wanted = {0: Rows(0 if first else 1), 4: Rows(0), 5: Rows(0 if first else 1), 6: Rows(0 if first else 1)}
     for i, x in enumerate(node.inputs):
@@ -752,9 +762,10 @@ def _einsum(s: _Tracer, node: ir.Node) -> Result:
     for term, x in zip(operands.split(","), node.inputs, strict=True):
         if (place := s.place(x)) is not None:
             found.add((term[place.axis], place._replace(axis=0)))
-    if len(found) > 1:
+    if len(found) > 1:  # rows under two letters: all pairs of them
         raise RowsMeet
     letter, place = found.pop()
+    # A letter that the result lacks is summed over; one that a term has twice takes a diagonal.
     if letter not in result or any(term.count(letter) > 1 for term in operands.split(",")):
         raise RowsMeet
     return place._replace(axis=result.index(letter))
@@ -771,7 +782,7 @@ def _dynamic_quantize(s: _Tracer, node: ir.Node) -> Result:
 def _triangle(s: _Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
-    if place.axis >= s.rank(node.inputs[0]) - 2:
+    if place.axis >= s.rank(node.inputs[0]) - 2:  # what is left of a row would depend on its number
         raise Unknown
     return place
 
@@ -785,7 +796,7 @@ def _loss_of_rows(s: _Tracer, node: ir.Node) -> Result:
 
 def _distances(s: _Tracer, node: ir.Node) -> Result:
     left, right = s.of(node, 0), s.of(node, 1)
-    if left is not None and right is not None:
+    if left is not None and right is not None:  # the distance of each row to each other one
         raise RowsMeet
     if any(place not in (None, Rows(0)) for place in (left, right)):
         raise Unknown
@@ -796,7 +807,7 @@ def _compress(s: _Tracer, node: ir.Node) -> Result:
     """Follow Compress, which keeps elements by a condition."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
-    if "axis" not in node.attributes:
+    if "axis" not in node.attributes:  # it flattens the data, and keeps more elements of some rows than of others
         raise RowsMeet
     _along(place, [node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])])
     return place
