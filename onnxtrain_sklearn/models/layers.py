@@ -147,6 +147,7 @@ def normalized(op: GraphBuilder, x: ir.Value, size: int, kind: str, name: str) -
     mean = op.parameter(f"{name}.running_mean", np.zeros(size, np.float32))
     variance = op.parameter(f"{name}.running_var", np.ones(size, np.float32))
     inputs = (x, scale, shift, mean, variance)
+    # ONNX's momentum is the share of the old average: 0.1 in PyTorch's terms.
     return op.emit("BatchNormalization", *inputs, outputs=3, training_mode=1, momentum=0.9, epsilon=1e-5)[0]
 
 
@@ -459,9 +460,10 @@ class ConvNet(BaseBuilder):
         kernel = INITIALIZATIONS[self.initialization](rng, fan_in, fan_out, (n_out, n_in, *window))
         w = op.parameter(f"{name}.weight", kernel.astype(np.float32))
         b = op.parameter(f"{name}.bias", np.zeros(n_out, np.float32))
+        # Padded so that the size stays; an even kernel needs one more at the end than at the beginning.
         pads = [(k - 1) // 2] * len(extent) + [k // 2] * len(extent)
         x = ACTIVATIONS[self.activation](op, op.Conv(x, w, b, kernel_shape=window, pads=pads))
-        halves = [min(2, n) for n in extent]
+        halves = [min(2, n) for n in extent]  # an axis of one element stays: many rounds shrink small images to that
         return op.MaxPool(x, kernel_shape=halves, strides=halves), (
             n_out,
             *(n // h for n, h in zip(extent, halves, strict=True)),

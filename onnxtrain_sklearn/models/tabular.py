@@ -153,6 +153,7 @@ class RealMLP(BaseBuilder):
         return {"*": 0.1, "layers.*.weight": 1.0, "layers.*.bias": 0.0, "scale": 6.0} | self._for_vectors()
 
     def _for_vectors(self) -> dict[str, float]:
+        # Only if there are vectors: a pattern that matches no parameter is refused.
         large = any(size > self._max_one_hot() for size in (self.categories or {}).values())
         return {"categories.weight": 1.0} if large else {}
 
@@ -186,6 +187,8 @@ class RealMLP(BaseBuilder):
         columns = self._columns(table, rng, rows)
         first = {**columns.weights, "scale": np.ones(columns.width, np.float32)}
         form = task, content(columns.constants)
+        # What the first layer reads for these rows: its initial weights depend on it, and on its results those of the
+        # next one.
         values = None
         if rows is not None and self.variant == "td":
             own = (content(self), form) if columns.is_own else None
