@@ -212,10 +212,16 @@ class GraphBlocks:
 
 def opened(estimator: Any, call: Call) -> Call:
     """Return the call with its source as an object of blocks; a source that is opened here is closed with the call."""
-    if not isinstance(estimator.loss, Mapping):  # several outputs take arrays
+    if not isinstance(estimator.loss, Mapping):
         source = opened_source(call.X, call.y, call.sample_weight, call.resources)
         if source is not None:
             return replace(call, blocks=source)
+    elif holds_blocks(call.X) or is_source(call.X):
+        raise TypeError(
+            f"X is a {type(call.X).__name__}, a table to be read in blocks, and {type(estimator).__name__} trains on "
+            f"rows in memory. Give them, such as pandas.read_parquet(...); or, if they do not fit, one part at a time "
+            f"to partial_fit."
+        )
     given = {"X": call.X, "y": call.y, "sample_weight": call.sample_weight}
     for name, data in (("val", call.validation), ("old", call.old)):
         given |= {} if data is None else {f"{one}_{name}": part for one, part in zip(given, data, strict=False)}

@@ -128,8 +128,10 @@ def test_estimator_of_several_outputs_refuses_sources_and_tables_elsewhere():
     names = ("class", "number")
     estimator = OrtGradientMultiOutput(graph(list(names)), loss={one: KINDS[one].loss for one in names}, max_iter=1)
     targets, dask = {one: targets[one] for one in names}, ELSEWHERE["dask array"][0]
+    texts = "X is a", "read in blocks", "OrtGradientMultiOutput", "read_parquet", "partial_fit"
     for given in SOURCES.values():
-        assert_refused(lambda given=given: estimator.fit(given, targets), "X is a", "read in blocks", "read_parquet")
+        assert_refused(lambda given=given: estimator.fit(given, targets), *texts)
+        assert_refused(lambda given=given: estimator.partial_fit(given, targets), *texts)
     assert_refused(lambda: estimator.fit("table.parquet", ["class", "number"]), "X is a str", "read_parquet")
     assert_refused(lambda: estimator.fit(dask, targets), "X is a dask.array.core.Array", "X.compute()")
     assert_refused(lambda: estimator.fit(rows, {**targets, "class": dask}), "y is a dask", "y.compute()")
@@ -228,6 +230,22 @@ def test_classic_interfaces_refuse_tables_elsewhere():
     ):
         assert_refused(call, "is a dask.array.core.Array", ".compute()")
     assert len(forward.backward([np.ones((), np.float32)])) == 3
+
+
+def test_parts_of_a_table_train_several_outputs(tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "table.parquet"
+    X.assign(**TARGETS).to_parquet(path, index=False, row_group_size=15)
+    several = {"loss": {"class": "log_loss", "number": "squared_error"}, "shuffle": False, "random_state": 0}
+    found, expected = (OrtGradientMultiOutput(graph_of_several(), **several) for _ in range(2))
+    file = pq.ParquetFile(path)
+    for i in range(file.num_row_groups):
+        part = file.read_row_group(i).to_pandas()
+        found.partial_fit(part[["a", "b"]], part[list(TARGETS)], classes={"class": [0, 1]})
+    for rows in (slice(0, 15), slice(15, 30), slice(30, 40)):
+        expected.partial_fit(X[rows], {n: t[rows] for n, t in TARGETS.items()}, classes={"class": [0, 1]})
+    assert file.num_row_groups == 3
+    assert all(np.array_equal(found.weights_[name], array) for name, array in expected.weights_.items())
 
 
 def test_inputs_refuse_tables_elsewhere():
