@@ -50,6 +50,10 @@ class Cluster:
                 function, *arguments, key=f"{function.__name__.strip('_')}-{uuid.uuid4().hex}", pure=False
             )
 
+    def send(self, value: object) -> Future:
+        """Bring an object to the workers once, for all tasks that take the future."""
+        return self.submit(_sent, value)
+
     def compute(self, delayed: Sequence[Any]) -> list[Future]:
         """Compute delayed objects, and hold their results until :meth:`release` or :meth:`close`."""
         return self.hold(self.client.compute(list(delayed)))
@@ -117,6 +121,10 @@ class Cluster:
                 f"The tasks were cancelled, or their scheduler was lost: {fetched.error}"
             ) from fetched.error
         raise _named(*errors[0]) from errors[0][1]
+
+
+def _sent(value: object) -> object:
+    return value
 
 
 class _Fetched:

@@ -441,15 +441,11 @@ def _of_partitions(estimator: Any, X: Any, y: Any, sample_weight: Any, function:
     cluster = Cluster(estimator.client, estimator.timeout)
     try:
         table = read(cluster, X, y, sample_weight)
-        local = cluster.submit(_itself, estimator.to_local())
+        local = cluster.send(estimator.to_local())
         asked = [cluster.submit(function, local, part) for part in table.parts]
         return [one for one in cluster.gather(asked, table.places) if one is not None]
     finally:
         cluster.close()
-
-
-def _itself(local: Any) -> Any:
-    return local
 
 
 def _right_labels(local: Any, part: Any) -> tuple[float, float] | None:

@@ -70,21 +70,23 @@ class Job(NamedTuple):
 
     @classmethod
     def of(
-        cls, estimator: Any, state: FittedState, settings: StepSettings, step: TrainingStep, sparse: Collection[str]
+        cls,
+        stream: ClusterStream,
+        estimator: Any,
+        state: FittedState,
+        settings: StepSettings,
+        step: TrainingStep,
+        sparse: Collection[str],
     ) -> Job:
         """Return the job of an estimator that is prepared with this state."""
         import cloudpickle  # a dependency of distributed; losses may be classes of __main__
 
         twin: Any = object.__new__(type(estimator))
-        balanced = state.balanced
-        weights = vars(estimator).get("class_weight")
-        if balanced is not None and isinstance(state.decoding.classes, np.ndarray):
-            weights = dict(zip(state.decoding.classes.tolist(), balanced, strict=True))
         own = {"callbacks": None, "early_stopping": False, "scoring": None, "verbose": 0, "random_state": None}
         kept = {name: value for name, value in vars(estimator).items() if not name.startswith("_")}
         vars(twin).update(kept, **own, _state=state)
-        if "class_weight" in kept:
-            twin.class_weight = weights
+        if "class_weight" in kept:  # a worker sees one partition, so that it cannot balance classes
+            twin.class_weight = stream.class_weight(estimator.class_weight)
         content = cloudpickle.dumps((twin, replace(settings, seed=state.seed), step.batch, tuple(sparse), step.engine))
         return cls(blake2b(content, digest_size=16).digest(), content)
 
@@ -526,7 +528,7 @@ def training_step(
 ) -> ClusterStep:
     """Return the step of a call, once its windows are built on the workers."""
     cluster: Cluster = stream.source.cluster
-    job = cluster.submit(_identity, Job.of(estimator, state, settings, step, sparse))
+    job = cluster.send(Job.of(stream, estimator, state, settings, step, sparse))
     cluster.hold([job])
     windows = stream.submit(job, batches.plan)
     every = [one for shard in windows for one in shard]
@@ -540,7 +542,3 @@ def training_step(
         )
     batches.weight = None if batches.drop_last else sum(weight for _, weight in sizes)
     return ClusterStep(cluster, averaging, batches, state, settings, step.batch, step.engine, step.choice, job, windows)
-
-
-def _identity(job: Job) -> Job:
-    return job

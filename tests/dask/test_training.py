@@ -184,6 +184,17 @@ def test_balanced_weights_are_those_of_all_rows(client):
     assert found._state.balanced == pytest.approx(tuple(expected))
 
 
+def test_balanced_weights_of_several_labels_are_those_of_all_rows(client):
+    X, y = labels()
+    order = np.argsort(y, kind="stable")
+    X, y = X[order], np.stack([y == 1, y == 2], axis=1)[order].astype(int)
+    weights = [dict(enumerate(compute_class_weight("balanced", classes=np.arange(2), y=own))) for own in y.T]
+    data = arrays(X, y, rows=200)
+    found = classifier(class_weight="balanced").fit(*data)
+    assert same_bits(found, classifier(class_weight=weights).fit(*data))
+    assert not same_bits(found, classifier().fit(*data))
+
+
 # Any partitions.
 
 
