@@ -71,7 +71,7 @@ from .ensemble import (
     train_members,
     untrained_networks,
 )
-from .preprocessing import Preprocessing
+from .preprocessing import Preprocessing, Scaling
 from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
 from .streams import BlockExamples, with_categories
 
@@ -126,11 +126,11 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     """Base class of the recipes; :class:`ClassifierRecipe` and :class:`RegressorRecipe` add targets and predictions.
 
     An estimator derives from one of these two and from a class with the parameters of its network, which sets
-    ``_scaling`` (a name in ``SCALINGS``), ``_drops_constants`` (True: columns of a single number are left out) and
+    ``_scaling`` (of numbers), ``_drops_constants`` (True: columns of a single number are left out) and
     ``_early_stopping`` (that of its networks). It implements :meth:`_network`.
     """
 
-    _scaling: ClassVar[str]
+    _scaling: ClassVar[type[Scaling]]
     _drops_constants: ClassVar[bool]
     _early_stopping: ClassVar[bool | str]
     classes_: np.ndarray
@@ -203,8 +203,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
             if source is None:
                 return self._train(self._table(X, y, sample_weight), self.validation_fraction, tasks)
-            own = getattr(source, "validation_fraction", None)
-            fraction = self.validation_fraction if own is None else own
+            of_source = getattr(source, "validation_fraction", None)
+            fraction = self.validation_fraction if of_source is None else of_source
             if fraction is not None and fraction > MOST_HELD_OUT:
                 raise ValueError(f"validation_fraction must be at most {MOST_HELD_OUT}, got {fraction}.")
             sizes = sizes_of_blocks(source)
@@ -228,6 +228,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         return TableExamples(table, categorical, targets, weights)
 
     def _train(self, examples: Examples, fraction: float | None, tasks: MemberTasks) -> KeyboardInterrupt | None:
+        """Train the networks and set the fitted attributes; ``fraction`` of the rows is held out from each."""
         place = Place.of(self)
         # The authors of both recipes choose the epoch by the accuracy, not by the loss.
         if self.scoring is not None and fraction is None:

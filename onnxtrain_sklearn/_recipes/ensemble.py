@@ -37,7 +37,7 @@ from .._utils.cache import digest
 from .._utils.typing import ClassWeight, MatrixLike
 from ..graph import GraphBuilder
 from ..runtime import resolve_runtime
-from .preprocessing import SCALINGS, Preprocessing, fit_preprocessing
+from .preprocessing import Preprocessing, Scaling, fit_preprocessing
 from .raw_table import RawTable, categorical_columns, read_table, warn_of_columns
 
 Network: TypeAlias = Any
@@ -68,15 +68,15 @@ class MemberRecipe:
 
     Attributes
     ----------
-    scaling : str
-        Name of the scaling of numbers.
+    scaling : type
+        The scaling of numbers, a class of ``preprocessing``.
     drops_constants : bool
         Whether columns of one value are left out.
     network : callable
         Returns the estimator to train, given the preprocessing, the number of rows and a seed.
     """
 
-    scaling: str
+    scaling: type[Scaling]
     drops_constants: bool
     network: Callable[[Preprocessing, int, int], Network]
 
@@ -166,11 +166,11 @@ def prepared_members(
 ) -> Iterator[PreparedMember]:
     """Yield the members one after the other, each with a preprocessing that is fitted to its own rows."""
     for rows, held in examples.folds(n_members, validation_fraction, rng):
-        # a generator for each member: what one member draws does not change the next one
-        own = np.random.RandomState(rng.randint(2**31 - 1))
-        prepared = examples.preprocessing(recipe, rows, own)
-        network = recipe.network(prepared, examples.n_rows(rows), own.randint(2**31 - 1))
-        yield PreparedMember(network, prepared, rows, held)
+        # A generator for each member: the number of draws of one member does not change the next one.
+        member_rng = np.random.RandomState(rng.randint(2**31 - 1))
+        preprocessing = examples.preprocessing(recipe, rows, member_rng)
+        network = recipe.network(preprocessing, examples.n_rows(rows), member_rng.randint(2**31 - 1))
+        yield PreparedMember(network, preprocessing, rows, held)
 
 
 def train_members(
@@ -302,9 +302,9 @@ class TableExamples:
 
     def preprocessing(self, recipe: MemberRecipe, rows: np.ndarray, rng: np.random.RandomState) -> Preprocessing:
         """Return the preprocessing, fitted to some of the rows."""
-        scaling, drops, table = SCALINGS[recipe.scaling], recipe.drops_constants, self.table.rows(rows)
-        whole = self.table.rows(self.used)
-        return fit_preprocessing(table, self.categorical, scaling, rng, drops_constants=drops, whole=whole)
+        table, whole = self.table.rows(rows), self.table.rows(self.used)
+        drops = recipe.drops_constants
+        return fit_preprocessing(table, self.categorical, recipe.scaling, rng, drops_constants=drops, whole=whole)
 
     def arguments(self, member: PreparedMember, place: Place) -> tuple[Any, Any, dict[str, Any]]:
         """Return X and y of the network's ``fit``, and its other arguments."""

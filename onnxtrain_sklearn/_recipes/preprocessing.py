@@ -437,7 +437,6 @@ class BlockNumbers:
         moments = [
             Moments().merge(one.moments).update(number[np.newaxis], n.astype(float)) for one, number, n in counted
         ]
-        self.mean = np.concatenate([one.mean for one in moments])
         self.deviation = np.concatenate([one.deviation for one in moments])
         self.spread = np.maximum(np.concatenate([one.extremes.spread for one in columns]), 0.0)  # -inf without a number
         self.count = int(self._quantiles[0].counts[0])
@@ -502,15 +501,12 @@ class Numbers(Protocol):
     ----------
     count : int
         Rows.
-    mean, deviation, spread : ndarray
-        Mean, standard deviation and whole range of each column.
+    deviation, spread : ndarray
+        Standard deviation and whole range of each column.
     """
 
     @property
     def count(self) -> int: ...
-
-    @property
-    def mean(self) -> np.ndarray: ...
 
     @property
     def deviation(self) -> np.ndarray: ...
@@ -530,11 +526,6 @@ class ArrayNumbers:
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers, self.count = numbers, len(numbers)
-
-    @property
-    def mean(self) -> np.ndarray:
-        """The mean of each column."""
-        return Moments().update(self._numbers).mean
 
     @property
     def deviation(self) -> np.ndarray:
@@ -572,24 +563,6 @@ class Scaling(ABC):
         """Append the scaling of a float32 matrix by the fitted numbers, or by values of the graph that hold them."""
 
 
-@dataclass(frozen=True, eq=False)
-class Affine(Scaling):
-    """``(x - center) * factor``, with mean and standard deviation; columns that are constant become 0."""
-
-    center: np.ndarray
-    factor: np.ndarray
-
-    @classmethod
-    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Affine:
-        return cls(numbers.mean, _reciprocal(numbers.deviation))
-
-    def numbers(self) -> dict[str, np.ndarray]:
-        return {"center": self.center.astype(np.float32), "factor": self.factor.astype(np.float32)}
-
-    def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
-        return op.Mul(op.Sub(x, numbers["center"]), numbers["factor"])
-
-
 CLIP = 3.0
 """Bound that smooth clipping tends to."""
 
@@ -597,7 +570,7 @@ _LARGEST_SCALED = 1e6
 
 
 @dataclass(frozen=True, eq=False)
-class Robust(Affine):
+class Robust(Scaling):
     """RealMLP's scaling: ``x = (x - median) / IQR``, then ``x / sqrt(1 + (x / 3)²)``.
 
     Where the interquartile range is 0, half of the whole range replaces it; columns that are constant become 0.
@@ -608,15 +581,21 @@ class Robust(Affine):
     NeurIPS 2024.
     """
 
+    center: np.ndarray
+    factor: np.ndarray
+
     @classmethod
     def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Robust:
         low, median, high = numbers.quantiles(np.array([0.25, 0.5, 0.75]))
         spread = np.where(high > low, high - low, 0.5 * numbers.spread)
         return cls(median, _reciprocal(spread))
 
+    def numbers(self) -> dict[str, np.ndarray]:
+        return {"center": self.center.astype(np.float32), "factor": self.factor.astype(np.float32)}
+
     def emit(self, op: GraphBuilder, x: ir.Value, numbers: FittedNumbers) -> ir.Value:
         far = np.float32(_LARGEST_SCALED)  # squares of larger numbers overflow
-        x = op.Clip(super().emit(op, x, numbers), -far, far)
+        x = op.Clip(op.Mul(op.Sub(x, numbers["center"]), numbers["factor"]), -far, far)
         return op.Div(x, op.Sqrt(op.Add(op.Mul(op.Mul(x, x), 1 / CLIP**2), 1.0)))
 
 
@@ -704,9 +683,6 @@ class Quantile(Scaling):
         count, columns = self.knots.shape
         return op.Gather(table, op.Add(place, count * np.arange(columns)))
 
-
-SCALINGS: dict[str, type[Scaling]] = {"robust": Robust, "quantile": Quantile, "standard": Affine}
-"""The scalings by name."""
 
 _LARGEST_FACTOR = float(np.finfo(np.float32).max)
 

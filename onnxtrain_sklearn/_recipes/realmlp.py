@@ -14,7 +14,7 @@ from ..models.embeddings import Embedding
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
 from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
-from .preprocessing import Preprocessing
+from .preprocessing import Preprocessing, Robust, Scaling
 
 BETA_2 = 0.95
 
@@ -54,7 +54,7 @@ Rows of a minibatch. Each epoch leaves out the last rows of its random order if 
         (COUNT,)))
     # fmt: on
 
-    _scaling: ClassVar[str] = "robust"
+    _scaling: ClassVar[type[Scaling]] = Robust
     _drops_constants: ClassVar[bool] = False
     _early_stopping: ClassVar[bool | str] = "best_epoch"
 

@@ -33,7 +33,7 @@ from .._estimators.streams import (
 )
 from .._model.links import Task
 from .ensemble import MemberRecipe, Place, PreparedMember
-from .preprocessing import SCALINGS, ColumnStatistics, Preprocessing, fit_to_statistics, numbers_of
+from .preprocessing import ColumnStatistics, Preprocessing, fit_to_statistics, numbers_of
 from .raw_table import CategoricalFeatures, RawTable, categorical_columns, read_table, warn_of_columns
 
 SAMPLE_ROWS = 2**15
@@ -58,14 +58,16 @@ class BlockExamples:
         self.prefetch = int(getattr(source, "prefetch", 0))
         given = recipe.class_weight
         self._class_weight: Any = None if isinstance(given, str) else given
+        # Of each block: the mean target, by which folds are dealt, and the number of rows that count.
         self._keys: dict[int, float] = {}
         self._counts: dict[int, int] = {}
-        self._alone = set[int]()
+        self._alone = set[int]()  # blocks that alone hold a class
         self.targets_of_all = self._read_targets()
+        # The fold of each block, -1 for those that no member holds out; the statistics of the columns in each fold.
         self._fold: dict[int, int] = {}
+        self._statistics: dict[int, list[ColumnStatistics]] = {}
         self._names: tuple[str, ...] = ()
         self._warned = set[str]()
-        self._statistics: dict[int, list[ColumnStatistics]] = {}
 
     @property
     def task(self) -> Task:
@@ -105,7 +107,7 @@ class BlockExamples:
     def _read_targets(self) -> Targets:
         """Read the targets of all blocks; return some of their rows that have all labels."""
         recipe, classifies = self._recipe, isinstance(self._recipe, ClassifierMixin)
-        labels, own, largest, total = list[LabelCounts](), dict[int, LabelCounts](), 0.0, 0.0
+        labels, labels_by_block, largest, total = list[LabelCounts](), dict[int, LabelCounts](), 0.0, 0.0
         targets: Targets
         for i, size in enumerate(self.sizes):
             if not size:
@@ -114,31 +116,37 @@ class BlockExamples:
                 y, weights = self.targets(i)
                 if len(y) != size:
                     raise ValueError(f"The block has {len(y)} targets, and {size} rows.")
-                own_weights = np.ones(size) if weights is None else weights
-                self._counts[i] = int(np.count_nonzero(own_weights > 0))
-                largest, total = max(largest, float(np.max(own_weights))), total + float(own_weights.sum())
+                row_weights = np.ones(size) if weights is None else weights
+                self._counts[i] = int(np.count_nonzero(row_weights > 0))
+                largest, total = max(largest, float(np.max(row_weights))), total + float(row_weights.sum())
                 if classifies:
                     columns = y.reshape(size, -1).T
                     labels = labels or [LabelCounts() for _ in columns]
                     for counts, column in zip(labels, columns, strict=True):
-                        counts.update(column, own_weights if len(columns) == 1 else None)  # see balanced_labels
-                    own[i] = LabelCounts().update(columns[0])
+                        counts.update(column, row_weights if len(columns) == 1 else None)  # see balanced_labels
+                    labels_by_block[i] = LabelCounts().update(columns[0])
                 else:
                     targets = recipe._encode(y)
                     self._keys[i] = float(np.mean(targets.values))
+        # The check reads the largest weight and the sum, which these two numbers have in common with all rows.
         require_usable_weights(np.array([largest, max(0.0, total - largest)]))
         if not classifies:
             return targets
 
-        # Each label occurs several times, as scikit-learn warns where most rows have a label of their own.
+        # Encode a few rows that hold all labels. Each label occurs several times, because scikit-learn warns if most
+        # rows have a label of their own.
         n_rows = 4 * max(len(counts.labels) for counts in labels)
         rows = np.stack([np.resize(counts.labels, n_rows) for counts in labels], axis=1)
         targets = recipe._encode(rows.ravel() if len(labels) == 1 else rows)
         self._class_weight = _class_weights(recipe.class_weight, targets, rows, labels)
-        self._keys = {i: mean_place(counts, labels[0].labels) for i, counts in own.items()}
-        if len(labels) == 1:  # a block that alone holds a class is not held out
-            blocks = Counter(label for counts in own.values() for label in counts.labels.tolist())
-            self._alone = {i for i, one in own.items() if any(blocks[label] == 1 for label in one.labels.tolist())}
+        self._keys = {i: mean_place(counts, labels[0].labels) for i, counts in labels_by_block.items()}
+        if len(labels) == 1:
+            blocks = Counter(label for counts in labels_by_block.values() for label in counts.labels.tolist())
+            self._alone = {
+                i
+                for i, counts in labels_by_block.items()
+                if any(blocks[label] == 1 for label in counts.labels.tolist())
+            }
         return targets
 
     def n_rows(self, rows: np.ndarray) -> int:
@@ -187,8 +195,9 @@ class BlockExamples:
                 for table in tables:
                     yield numbers_of(table, places)
 
-        scaling, drops = SCALINGS[recipe.scaling], recipe.drops_constants
-        return fit_to_statistics(self._names, columns, whole, scaling, rng, read, drops_constants=drops)
+        return fit_to_statistics(
+            self._names, columns, whole, recipe.scaling, rng, read, drops_constants=recipe.drops_constants
+        )
 
     def _merged(self, folds: Sequence[int]) -> list[ColumnStatistics]:
         merged = [ColumnStatistics() for _ in self._names]
@@ -206,9 +215,9 @@ class BlockExamples:
             for i, table in zip(used, tables, strict=True):
                 with named_block(self.source, i):
                     flags, self._names = _categorical_flags(table, recipe.categorical_features), table.names
-                    found = self._statistics.setdefault(self._fold[i], [ColumnStatistics() for _ in table.names])
-                    for one, name, column, flag in zip(found, table.names, table.columns, flags, strict=True):
-                        one.update(name, column, categorical=flag)
+                    statistics = self._statistics.setdefault(self._fold[i], [ColumnStatistics() for _ in table.names])
+                    for own, name, column, flag in zip(statistics, table.names, table.columns, flags, strict=True):
+                        own.update(name, column, categorical=flag)
                     declared.append(table.declared)
                     sample.append(table.rows(np.arange(0, len(table), stride)).columns)
         self._warned |= {"X", *(f"Column {name!r} of X" for name in self._names)}

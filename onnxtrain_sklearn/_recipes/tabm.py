@@ -14,7 +14,7 @@ from ..models.embeddings import Embedding
 from ..models.tabular import TabM
 from ..optimizers import AdamW
 from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
-from .preprocessing import Preprocessing
+from .preprocessing import Preprocessing, Quantile, Scaling
 
 
 # fmt: off
@@ -45,7 +45,7 @@ Epochs without a better validation score that end training.""", (COUNT,)))
 Largest number of rows of a minibatch; the rows of an epoch are divided about equally.""", (COUNT,)))
     # fmt: on
 
-    _scaling: ClassVar[str] = "quantile"
+    _scaling: ClassVar[type[Scaling]] = Quantile
     _drops_constants: ClassVar[bool] = True
     _early_stopping: ClassVar[bool | str] = True
 
