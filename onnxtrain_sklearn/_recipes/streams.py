@@ -227,9 +227,10 @@ class BlockExamples:
         warn_of_columns(joined, None)
         if isinstance(recipe.categorical_features, str):
             total = sum(self._counts.values())
-            for name, one, own in zip(self._names, self._merged(sorted(self._statistics)), all_declared, strict=True):
-                if one.kind == "text":
-                    warn_of_texts(name, one.known, total, has_codes=own)
+            whole = self._merged(sorted(self._statistics))
+            for name, statistics_of_all, has_codes in zip(self._names, whole, all_declared, strict=True):
+                if statistics_of_all.kind == "text":
+                    warn_of_texts(name, statistics_of_all.known, total, has_codes=has_codes)
 
     def _tables(self, blocks: Sequence[int], *, reset: bool = False) -> Generator[RawTable]:
         """Yield the rows of some blocks that count; ``reset`` takes names and number of the columns from the first."""
