@@ -38,6 +38,11 @@ TEXT = (
     "OneHotEncoder or OrdinalEncoder in a Pipeline."
 )
 
+SEVERAL = (
+    "Cells of X hold lists, arrays or other objects, and this input of the graph takes a number from each cell. Make a "
+    "column of each number; only graphs with several inputs take lists from a column, an array for each row."
+)
+
 GAPS = (
     "The graph computes with every number of X. RealMLPClassifier, RealMLPRegressor, TabMClassifier and TabMRegressor "
     "take missing numbers as they are; for another model, put SimpleImputer before it in a Pipeline, or leave out the "
@@ -233,16 +238,20 @@ def _validated(
             array: Any = check_array(X, estimator=estimator, input_name="X", **checks)
         else:
             array = validate_data(estimator, X, reset=reset, **checks)
+        if not sp.issparse(array) and array.dtype == object:
+            array.astype(np.float64)  # categories of text pass scikit-learn's check
     return array if rows is None else array.reshape(rows)
 
 
 @contextmanager
 def _faults_of_tables() -> Iterator[None]:
-    """Add a remedy to scikit-learn's errors about text and missing numbers: this package has estimators for them."""
+    """Add a remedy to scikit-learn's errors about text, missing numbers, and cells that hold several numbers."""
     try:
         yield
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         message = str(error)
+        if "setting an array element with a sequence" in message or message.startswith("float() argument must be"):
+            raise ValueError(f"{message.splitlines()[0].rstrip('.')}. {SEVERAL}") from None
         if message.startswith("could not convert string to float") or "arrays of bytes/strings" in message:
             raise ValueError(f"{message.rstrip('.')}. {TEXT}") from None
         if "does not accept missing values encoded as NaN" in message:

@@ -88,6 +88,8 @@ class RowBlocks:
     columns that are needed. Every other source is copied into a temporary Arrow file when it is opened, of the size of
     the needed columns; ``close``, the end of a ``with`` block, or the deletion of the object removes it.
 
+    Decimals are read as the nearest float64. Columns of times, structures and maps are refused when they are read.
+
     Examples
     --------
     >>> import pyarrow as pa
@@ -213,7 +215,7 @@ class RowBlocks:
 
         one = self._open().blocks[i]
         try:
-            return one.read(names)
+            return readable(one.read(names), one.place)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{one.place} cannot be read: {error}") from error
 
@@ -609,7 +611,10 @@ def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any
     """Return the type that holds the values of both; int64 beside float64 is float64 if that loses nothing."""
     import pyarrow as pa
 
+    kinds = (one[0], other[0])
     try:
+        if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
+            raise pa.ArrowTypeError("Arrow does not round decimals to the nearest float64.")  # as `readable` does
         return (
             pa.unify_schemas([pa.schema([(name, one[0])]), pa.schema([(name, other[0])])], promote_options="permissive")
             .field(0)
@@ -619,6 +624,32 @@ def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any
         raise ValueError(
             f"Column {name!r} is {one[0]} in {one[1]}, but {other[0]} in {other[1]}. Write the files with one type."
         ) from None
+
+
+def readable(table: Any, place: str) -> Any:
+    """Return a table of Arrow with decimals as the nearest float64; raise for columns that nothing trains on.
+
+    Numbers, truth values, texts, categories of these, and lists for an input of several numbers stay as they are.
+    """
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    for i, field in enumerate(table.schema):
+        kind = field.type.value_type if types.is_dictionary(field.type) else field.type
+        if types.is_temporal(kind):  # NumPy would make a number of nanoseconds of it
+            raise TypeError(
+                f"{place}: column {field.name!r} holds times ({kind}); give numbers made of them, such as days since a "
+                f"date, or leave it out."
+            )
+        if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
+            raise TypeError(
+                f"{place}: column {field.name!r} holds {kind}; make columns of numbers or texts of it, or leave it out."
+            )
+        if types.is_decimal(kind):
+            # By way of text: Arrow's own conversion is a bit off the nearest float64 in up to a quarter of all numbers.
+            numbers = table.column(i).cast(kind).cast(pa.string()).cast(pa.float64())
+            table = table.set_column(i, field.with_type(pa.float64()), numbers)
+    return table
 
 
 def _require_names(target: Any, sample_weight: str | None, columns: Any) -> None:
@@ -770,6 +801,9 @@ def targets_in(
     names = [target] if isinstance(target, str) else target
     columns = [_values(table.column(name), name, place) for name in names]
     weights = None if sample_weight is None else _values(table.column(sample_weight), sample_weight, place)
+    if weights is not None and weights.dtype.kind not in "fiub":
+        kind = table.column(sample_weight).type
+        raise TypeError(f"{place}: column {sample_weight!r} holds {kind}, and weights are numbers.")
     return columns[0] if isinstance(target, str) else np.stack(columns, axis=1), weights
 
 
@@ -782,6 +816,11 @@ def _values(column: Any, name: str, place: str) -> np.ndarray:
         raise ValueError(f"{place}: column {name!r} has missing values. Leave such rows out.")
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if pa.types.is_nested(column.type):
+        raise TypeError(
+            f"{place}: column {name!r} holds {column.type}, and a target or a weight is a number or a label: name a "
+            f"column for each."
+        )
     return np.asarray(column.to_numpy())
 
 

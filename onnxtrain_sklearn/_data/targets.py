@@ -28,7 +28,7 @@ from sklearn.utils.validation import check_non_negative
 
 from .._model.links import Task
 from .._utils.typing import SparseLike
-from .columns import require_unmasked
+from .columns import require_no_times, require_unmasked
 
 Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
 
@@ -219,6 +219,10 @@ def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
     """Return the index of each label in ``known``."""
     if known.dtype.kind not in "biufUO":
         raise ValueError(f"ONNX has no labels of type {known.dtype}: give strings, integers or floats.")
+    if known.dtype.kind == "u" and known.size and known.max() > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"ONNX has no labels above {np.iinfo(np.int64).max}, and {name} holds {known.max()}: give strings."
+        )
     try:
         values = np.searchsorted(known, labels).clip(max=len(known) - 1)
     except TypeError as error:
@@ -252,6 +256,7 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
     if isinstance(sample_weight, Number):
         sample_weight = np.full(n_rows, sample_weight)
     require_unmasked(sample_weight, "sample_weight")
+    require_no_times(sample_weight, "sample_weight")  # NumPy would weigh rows by nanoseconds
     weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, order="C", input_name="sample_weight")
     if weights.shape != (n_rows,):
         raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}!")

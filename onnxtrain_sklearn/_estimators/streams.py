@@ -26,7 +26,7 @@ from .._data.batches import Block, BlockBatches
 from .._data.class_weight import balanced_labels, balanced_weights
 from .._data.columns import InputData, require_in_memory
 from .._data.inputs import Inputs
-from .._data.row_blocks import RowBlocks, holds_blocks, is_source, pieces, targets_in
+from .._data.row_blocks import RowBlocks, holds_blocks, is_source, pieces, readable, targets_in
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
 from .._data.targets import Classes, checked_weights, counted_labels, ignored_in
@@ -793,7 +793,8 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: 
         raise ValueError(f"Column {both[0]!r} is a feature of the estimator, and so neither target nor weight.")
     size = min(BATCH_ROWS, BATCH_NUMBERS // max(1, len(names or ())))
     with closing(pieces(X, names, others, size)) as tables:
-        for place, table in tables:
+        for place, found in tables:
+            table = readable(found, place)
             features = table.select(table.column_names[: table.num_columns - len(others)])
             targets, weights = targets_in(table, y, sample_weight, place) if scored else (None, None)
             yield SourceRows(table.num_rows, features, targets, weights, [(place, table.num_rows)])

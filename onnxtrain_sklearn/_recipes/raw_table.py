@@ -134,7 +134,7 @@ def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
         return values
     listed = [value if type(value) is str or not is_missing(value) else None for value in listed]
     kinds = set(map(type, listed)) - {type(None)}
-    if refused := next((kind for kind in kinds if not issubclass(kind, str | bytes | Real)), None):
+    if refused := next((kind for kind in kinds if not issubclass(kind, str | bytes | Real | decimal.Decimal)), None):
         raise TypeError(
             f"argument must be a string or a real number: column {name!r} of X holds a {refused.__name__}. "
             f"{_instead(refused)}"
@@ -148,7 +148,7 @@ def _instead(kind: type) -> str:
     """Return the remedy for cells of a type that is neither text nor number."""
     if issubclass(kind, datetime.date | datetime.time) or kind.__name__ == "Period":
         return "Give numbers made of them, such as days since a date."
-    if issubclass(kind, decimal.Decimal | datetime.timedelta):
+    if issubclass(kind, datetime.timedelta):
         return "Convert the column to numbers."
     return "Convert the column to text, by .astype(str) for example, if its values are categories."
 

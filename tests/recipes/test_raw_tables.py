@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 from functools import partial
 
 import numpy as np
@@ -121,7 +120,7 @@ def test_categorical_features_that_do_not_fit(chosen, message):
             TypeError,
             r"holds a Interval. Convert the column to text, by .astyp",
         ),
-        (pd.DataFrame({"a": [decimal.Decimal(1)]}), TypeError, "holds a Decimal. Convert the column to numbers"),
+        (pd.DataFrame({"a": [1 + 2j, "b"]}), TypeError, "holds a complex. Convert the column to text"),
         (pd.DataFrame({"a": [np.inf]}), ValueError, "contains infinity .* 'a'"),
         (np.array([[1e39]]), ValueError, "contains infinity"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError, "several columns named 'a'"),
