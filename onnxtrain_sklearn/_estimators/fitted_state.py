@@ -19,8 +19,7 @@ import onnx
 from .._data.columns import InputData
 from .._fitted.fitted_model import FittedModel
 from .._importers.quantization import holds_fakes
-from .._inference.ensemble import ensemble_of
-from .._inference.graph import Decoding, OutputOptions, exported_model, inference_model
+from .._inference.graph import Decoding, OutputOptions, ensemble_of, exported_model, inference_model
 from .._inference.predictor import Predictor, filled_graph, prediction_graph
 from .._ir.files import without_program
 from .._ir.protobuf import to_proto

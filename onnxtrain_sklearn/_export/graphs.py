@@ -14,8 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from .._inference.ensemble import averaged_predictions
-from .._inference.graph import Decoding, inference_model
+from .._inference.graph import Decoding, averaged_predictions, inference_model
 from .._ir.edits import (
     append_graph,
     append_nodes,

@@ -3,8 +3,9 @@
 :func:`inference_model` appends the :class:`Decoding` of its scores: labels and probabilities of a classifier, or the
 numbers of a regressor in the units of its targets. ONNX operators compute all of it, in the conventions of skl2onnx
 (``label`` and ``probabilities``), and ``predict`` runs the same graph: an estimator and its exported file cannot
-disagree.
-:func:`exported_model` differs only in the types of the weights.
+disagree. :func:`exported_model` differs only in the types of the weights. :func:`ensemble_of` joins the states of one
+network to a model with a member for each, whose predictions the graph averages; :func:`averaged_predictions` averages
+the outputs of whole networks.
 
 Sessions of one structure serve several fits (``predictor``). The numbers of a decoding that differ between fits,
 :func:`target_numbers`, are therefore initializers with names of their own there.
@@ -12,8 +13,8 @@ Sessions of one structure serve several fits (``predictor``). The numbers of a d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ import onnx_ir.passes.common as common
 
 from .._data.target_scale import TargetRange, TargetScale
 from .._importers.quantization import requantized
-from .._ir.edits import multiply_by_columns, swap_initializers
+from .._ir.edits import append_nodes, multiply_by_columns, swap_initializers
 from .._ir.shapes import infer_shapes
 from .._model.activation import as_rows
 from .._model.links import Link, Positions, Task, apply_link, as_position_rows, mean_of_members, split_columns
@@ -399,3 +400,68 @@ def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | N
             kept = {v.name for v in op.graph.inputs} | set(op.graph.initializers)
             value.name = op.name(name) if name in kept else name
     op.graph.outputs.append(value)
+
+
+# The graph of an ensemble: one network in several states, or whole networks, whose predictions are averaged.
+
+
+MemberWeights = Mapping[str, np.ndarray]
+
+
+def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[TrainableModel, dict[str, np.ndarray]]:
+    """Return a model with one member per set of weights, and the weights of all members under its names."""
+    whole = graph.model.clone()
+    op = GraphBuilder(whole.graph, dtype=ir.DataType.from_numpy(graph.dtype), prefix="ensemble", constant_nodes=True)
+    scores = []
+    for number in range(len(each)):
+        ir_graph = whole.graph if number == 0 else graph.model.clone().graph
+        own = next(value for value in ir_graph.outputs if value.name == graph.scores)
+        ir_graph.outputs[:] = [own]
+        # The weights of each member get names of their own; constants move to the joint graph beside them.
+        held = list(ir_graph.initializers.values())
+        ir_graph.initializers.clear()
+        for value in held:
+            weight = value.name or ""
+            value.name = _member_name(weight, number) if weight in each[number] else op.taken.free(weight)
+            op.graph.register_initializer(value)
+        scores.append(own if number == 0 else append_nodes(op, ir_graph, whole.graph.inputs)[0])
+    whole.graph.outputs.clear()
+    rows = [as_rows(op, value) for value in scores]  # of one score, (N,) or (N, 1)
+    joined = op.Concat(*(op.Unsqueeze(value, axes=[1]) for value in rows), axis=1)
+    whole.graph.outputs.append(joined)
+    name = joined.name or ""
+    named = {_member_name(weight, i): array for i, one in enumerate(each) for weight, array in one.items()}
+    made = replace(
+        graph, model=whole, output=name, scores=name, link=None, log_output=False, paired=False, link_unproven=False,
+        members=len(each),
+    )  # fmt: skip
+    return made, named
+
+
+def averaged_predictions(
+    op: GraphBuilder, results: Sequence[Sequence[ir.Value]], task: Task, classes: np.ndarray | None
+) -> Sequence[ir.Value]:
+    """Return the mean of the last outputs, and for classifiers the labels before it.
+
+    A row has the label of the largest mean; of several labels that are 0 or 1, those above one half are 1.
+    """
+    if task == "regression":
+        # The mean of the differences from the first: it is exact where all predictions are equal.
+        first, *others = (result[-1] for result in results)
+        differences = [op.Sub(other, first) for other in others]
+        total = differences[0]
+        for difference in differences[1:]:
+            total = op.Add(total, difference)
+        return [op.Add(first, op.Mul(total, 1 / len(results)))]
+    total = results[0][-1]
+    for result in results[1:]:
+        total = op.Add(total, result[-1])
+    mean = op.Mul(total, 1 / len(results))
+    if task == "multilabel":
+        return [op.Cast(op.Greater(mean, 0.5), to=ir.DataType.INT64), mean]
+    assert classes is not None
+    return [op.Gather(class_constant(classes), op.ArgMax(mean, axis=1, keepdims=False)), mean]
+
+
+def _member_name(weight: str, number: int) -> str:
+    return f"{number}.{weight}"

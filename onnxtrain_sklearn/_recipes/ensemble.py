@@ -25,7 +25,7 @@ from .._estimators.parameters import SET, call_with_teardown, is_propagated, set
 from .._estimators.scoring import Scoring
 from .._export.exported import ExportedTraining
 from .._export.graphs import name_in_network
-from .._inference.ensemble import averaged_predictions
+from .._inference.graph import averaged_predictions
 from .._inference.predictor import PredictionGraph, prediction_graph
 from .._ir.edits import append_graph
 from .._ir.protobuf import from_bytes
