@@ -168,6 +168,11 @@ class TrainingConfig:
         engine: str,
     ) -> StepSettings:
         optimizer = self.optimizer
+        if optimizer.lazy_rows and device.memory is not None:  # devices update all rows of a matrix
+            raise InvalidParameterError(
+                f"lazy_rows=True updates single rows in the host's memory, but training runs on {device.name!r}. Set "
+                f"optimizer__lazy_rows=False, or device='cpu'."
+            )
         return StepSettings(
             loss=loss,
             task=decoding.task,
@@ -186,7 +191,7 @@ class TrainingConfig:
             session_options=self.runtime.session_options,
             seed=seed,
             checkpoint_activations=bool(self.runtime.checkpoint_activations),
-            lazy_rows=lazy_rows_of(optimizer, device),
+            lazy_rows=bool(optimizer.lazy_rows),
         )
 
     def with_graph(self, settings: StepSettings, graph: TrainableModel) -> StepSettings:
@@ -363,13 +368,3 @@ def factors_of(
         return NO_FACTORS
     every = {name: Factors(found[RATE].get(name, 1.0), found[DECAY].get(name, 1.0)) for name in names}
     return {name: factors for name, factors in every.items() if factors != Factors()}
-
-
-def lazy_rows_of(optimizer: BaseOptimizer, device: Device) -> bool:
-    """Return ``lazy_rows`` of the optimizer; raise on devices, which update all rows of a matrix."""
-    if optimizer.lazy_rows and device.memory is not None:
-        raise InvalidParameterError(
-            f"lazy_rows=True updates single rows in the host's memory, but training runs on {device.name!r}. Set "
-            f"optimizer__lazy_rows=False, or device='cpu'."
-        )
-    return bool(optimizer.lazy_rows)

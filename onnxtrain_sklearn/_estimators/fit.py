@@ -85,7 +85,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
         if state is None or trainer is None:
             transaction.fail(interrupt, None)
             raise
-        trainer.restore_usable()
+        trainer.restore_usable()  # decides which weights stay
         transaction.publish(state)
         raise_or_warn(interrupt, estimator)
     except BaseException as error:
@@ -164,7 +164,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     config = TrainingConfig.of(estimator)
     steps: Preparation = estimator._preparation()
     old = call.resumed_state(estimator)
-    call = with_arrays(estimator, call, config, old)
+    if call.blocks is not None:
+        call = with_arrays(estimator, call, config, old)
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
     plan = steps.graph_plan(estimator, old, call.X)
@@ -361,8 +362,8 @@ class Transaction:
     * It succeeds. The fitted attributes are published, all at once.
     * It fails. Attributes, random states, weights and optimizer state are as before, with the exception below.
     * Training diverges. The last finite weights are published, and the error is raised.
-    * It is interrupted. The weights reached so far are published. A direct call warns; the interrupt is raised if it is
-      meant for a caller of ``fit``, such as a search.
+    * It is interrupted. The weights reached so far are published, or better ones (:meth:`.Trainer.restore_usable`). A
+      direct call warns; the interrupt is raised if it is meant for a caller of ``fit``, such as a search.
 
     A call that resumes an earlier one shares weights, optimizer state, history and random state with it. They are
     copied before the first step, and restored after an error. The copy is skipped if weights and optimizer state are

@@ -18,7 +18,6 @@ import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.base import is_classifier
 
-from .._data.columns import InputData
 from .._data.target_scale import TargetScale, target_scale
 from .._fitted.fitted_model import FittedModel, holds_text, is_estimator
 from .._importers.load import LABELS, given_graph, load
@@ -269,14 +268,24 @@ def built_graph(
         draft = builder.draft(n_features, n_outputs, rng, **keywords)
         numbers = None if scale is None else (scale.center.tobytes(), scale.divisor.tobytes())
         key = content(builder), n_features, n_outputs, draft.form, numbers, current_limits()
-        graph = _drafted_graphs.get(key, lambda: _drafted_graph(builder, draft, scale))
-        _require_one_input(graph, column, f"{type(builder).__name__}.build")
-        return graph.with_weights(draft.weights)
-    with operators_of(f"{type(builder).__name__}.build"):
-        built = builder.build(n_features, n_outputs, rng, **keywords)
-    whole = with_scaled_rows(load(built), scale)
-    graph = replace(_graph_built_by(builder, whole), reference=whole)
-    _require_one_input(graph, column, f"{type(builder).__name__}.build")
+        graph = _drafted_graphs.get(key, lambda: _drafted_graph(builder, draft, scale)).with_weights(draft.weights)
+    else:
+        with operators_of(f"{type(builder).__name__}.build"):
+            built = builder.build(n_features, n_outputs, rng, **keywords)
+        whole = with_scaled_rows(load(built), scale)
+        graph = replace(_graph_built_by(builder, whole), reference=whole)
+
+    # The graph must accept the rows.
+    name, row = f"{type(builder).__name__}.build", column.shape[1:]
+    if len(graph.inputs) != 1:
+        raise ModelError(f"{name} made a graph with {len(graph.inputs)} inputs, not 1.")
+    spec = graph.inputs[0]
+    if len(spec.shape) <= len(row):
+        shape = ", ".join(["'N'", *map(str, row)])
+        raise ModelError(
+            f"{name} made a graph whose input {spec.name!r} has {len(spec.shape)} axes, but X has {len(row) + 1}. Give "
+            f"the input the shape ({shape}), and flatten the rows inside the graph."
+        )
     return graph
 
 
@@ -307,19 +316,6 @@ def _graph_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
             f"scores of the members; the function that the loss needs is added to them."
         )
     return graph
-
-
-def _require_one_input(graph: TrainableModel, column: InputData, name: str) -> None:
-    """Raise if the graph does not accept the rows; ``name`` is the method that built it."""
-    if len(graph.inputs) != 1:
-        raise ModelError(f"{name} made a graph with {len(graph.inputs)} inputs, not 1.")
-    spec, row = graph.inputs[0], column.shape[1:]
-    if len(spec.shape) <= len(row):
-        shape = ", ".join(["'N'", *map(str, row)])
-        raise ModelError(
-            f"{name} made a graph whose input {spec.name!r} has {len(spec.shape)} axes, but X has {len(row) + 1}. Give "
-            f"the input the shape ({shape}), and flatten the rows inside the graph."
-        )
 
 
 # Scale rows with large numbers: the network subtracts a center and divides by a power of two.
@@ -381,7 +377,14 @@ def scale_for(builder: Builder, examples: Examples, trained: np.ndarray) -> Inpu
         origin = first_row.mean(axis=axes, keepdims=True)
     sums = np.zeros((2, *row_shape))
     for piece in np.array_split(np.arange(len(chosen)), max(1, len(chosen) * n_numbers // _NUMBERS_AT_ONCE)):
-        sums += _weighted_sums(column.read_only(chosen[piece]), shares[piece], origin)
+        rows: Any = column.read_only(chosen[piece])
+        weights, are_sparse = shares[piece], sp.issparse(rows)
+        if are_sparse:
+            rows = rows.astype(np.float64)
+            sums += np.stack([np.ravel(weights @ rows), np.ravel(weights @ rows.multiply(rows))])
+        else:
+            rows = np.asarray(rows, np.float64) - origin
+            sums += np.stack([np.tensordot(weights, rows, 1), np.tensordot(weights, rows * rows, 1)])
     first, second = (sums / shares.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
     variance, mean = np.maximum(second - first**2, 0.0), origin + first
     deviation, size = np.sqrt(variance), np.sqrt(variance + mean**2)
@@ -404,16 +407,6 @@ def _are_small(rows: np.ndarray, shares: np.ndarray) -> bool:
     """Return True if no column is large: all mean squares are clearly below the limit."""
     mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
     return bool((mean_squares < CLEARLY_SMALL).all())
-
-
-def _weighted_sums(numbers: Any, shares: np.ndarray, origin: Any) -> np.ndarray:
-    """Return the sums over rows of the numbers and of their squares."""
-    if sp.issparse(numbers):
-        matrix: Any = numbers
-        matrix = matrix.astype(np.float64)
-        return np.stack([np.ravel(shares @ matrix), np.ravel(shares @ matrix.multiply(matrix))])
-    numbers = np.asarray(numbers, np.float64) - origin
-    return np.stack([np.tensordot(shares, numbers, 1), np.tensordot(shares, numbers * numbers, 1)])
 
 
 def with_scaled_rows(model: ir.Model, scale: InputScale | None) -> ir.Model:

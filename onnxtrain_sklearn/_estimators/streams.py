@@ -276,10 +276,7 @@ def rows_in_buffer(source: Any, sizes: Sequence[int]) -> tuple[Any, np.ndarray, 
 
 def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedState | None) -> Call:
     """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
-    source = call.blocks
-    if source is None:
-        return call
-    output_task: OutputTask = estimator._output_task()
+    source, output_task = call.blocks, estimator._output_task()
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = sizes_of_blocks(source)
     fraction = getattr(source, "validation_fraction", None)
@@ -781,7 +778,8 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: 
                 block, targets, weights = X.block(i), None, None
                 features = block[0] if isinstance(block, tuple) else block
                 features = features.arrays if isinstance(features, Inputs) else features
-            n_rows = _number_of_rows(features)
+            first = next(iter(features.values())) if isinstance(features, Mapping) else features
+            n_rows = int(first.shape[0]) if hasattr(first, "shape") else len(first)
             if n_rows:
                 yield SourceRows(n_rows, features, targets, weights, [(_place(X, i), n_rows)])
         return
@@ -809,11 +807,6 @@ def _joined(parts: Sequence[SourceRows]) -> SourceRows:
     if any(part.weights is not None for part in parts):
         weights = np.concatenate([np.ones(part.n_rows) if part.weights is None else part.weights for part in parts])
     return SourceRows(sum(part.n_rows for part in parts), X, y, weights, places)
-
-
-def _number_of_rows(X: Any) -> int:
-    first = next(iter(X.values())) if isinstance(X, Mapping) else X
-    return int(first.shape[0]) if hasattr(first, "shape") else len(first)
 
 
 def _cut(X: Any, start: int, end: int) -> Any:
