@@ -8,7 +8,7 @@ from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.regressor import OrtGradientRegressor
 from ._export.training import load_training
 from ._fitted import skl2onnx_bridge
-from ._gradient.engine import gradient_graph
+from ._gradient.derivatives import gradient_graph, hvp_graph, jacobian_graph, jvp_graph, vjp_graph
 from ._ir.limits import ModelLimits, model_limits
 from ._multi_output.estimator import OrtGradientMultiOutput
 from ._multi_output.export_training import export_training
@@ -57,9 +57,13 @@ __all__ = [
     "export_training",
     "gradient_graph",
     "graph",
+    "hvp_graph",
+    "jacobian_graph",
+    "jvp_graph",
     "load_training",
     "losses",
     "model_limits",
     "register_converters",
     "schedules",
+    "vjp_graph",
 ]

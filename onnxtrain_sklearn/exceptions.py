@@ -102,6 +102,10 @@ def warn(message: str, category: type[Warning] = OnnxTrainWarning) -> None:
     warnings.warn(message, category, stacklevel=level + 1)
 
 
+MOST_NAMES = 60
+"""Names that an error lists; of the values of a large graph it shows only those that are near."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the end of an error message: the nearest valid name, then all of them."""
     choices = sorted(valid)
@@ -113,4 +117,6 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     alike = [wanted] if wanted in spellings else get_close_matches(wanted, spellings, n=3, cutoff=0.5)
     close = [choice for one in alike for choice in spellings[one]]
     hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    if len(choices) > MOST_NAMES:
+        return f"{hint} There are {len(choices)} valid names, among them {choices[0]!r} and {choices[-1]!r}."
     return f"{hint} Valid names: {', '.join(repr(c) for c in choices) or 'none'}."

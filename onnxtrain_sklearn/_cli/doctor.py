@@ -28,7 +28,8 @@ from sklearn.datasets import load_iris
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.graph_plan import trainable_graph_of
 from .._estimators.regressor import OrtGradientRegressor
-from .._gradient.engine import available_engines, gradient_graph
+from .._gradient.derivatives import gradient_graph
+from .._gradient.engine import available_engines
 from .._model.trainable import TensorSpec
 from .._ort import devices, llvm, packages, sessions
 from .._ort.wrong_kernels import saturate

@@ -18,7 +18,8 @@ from .._estimators.base import GraphEstimator
 from .._estimators.regressor import OrtGradientRegressor
 from .._export.exported import TARGETS
 from .._export.graphs import TRAINING_FORMS
-from .._gradient.engine import ENGINES, gradient_graph
+from .._gradient.derivatives import gradient_graph
+from .._gradient.engine import ENGINES
 from .._ir.files import read
 from .._ir.protobuf import from_proto
 from .._ir.queries import is_float

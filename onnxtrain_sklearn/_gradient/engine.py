@@ -1,6 +1,6 @@
 """Choose a gradient engine and differentiate a graph with it.
 
-:func:`gradient_graph` is the public function on ONNX models; training calls :func:`differentiate` on graphs that are
+:mod:`.derivatives` has the public functions on ONNX models; training calls :func:`differentiate` on graphs that are
 validated already, or :func:`differentiate_own`, which changes the given graph, on graphs that it does not need any
 more. All lower fused operators, find the path of
 the gradient, try the engines in turn and add zero gradients of names that do not affect the output.
@@ -16,21 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common
 
-from .._importers.load import checked
 from .._importers.ort_fusions import lower
 from .._ir.control_flow import fold, unroll
-from .._ir.edits import multiply_by_columns, remove_identity_transposes
-from .._ir.files import read
-from .._ir.limits import require_loadable, require_result_loads, require_values_within_limits
-from .._ir.protobuf import from_proto
-from .._ir.queries import dims, every_node, graphs_in, is_float, reads
-from .._ir.shapes import infer_declared
-from .._model.activation import use_stable_forms
-from .._model.graph_comparison import PlainSession, compare_outputs, draws, plain_session, random_feeds
+from .._ir.edits import multiply_by_columns
+from .._ir.queries import dims, every_node, graphs_in, node_label, reads
 from .._ort import gradient_builder, packages, sessions
 from .._utils.errors import refusing
 from ..exceptions import (
@@ -38,12 +30,11 @@ from ..exceptions import (
     ModelError,
     RuntimeNotFoundError,
     UnsupportedOperatorError,
-    instead_of,
     nearest,
 )
 from ..graph import GraphBuilder, copy_type
 from . import ort_training, portable
-from .path import mark_selected, path
+from .path import forbids_derivative, mark_selected, path
 
 Engine: TypeAlias = Callable[[ir.Model, Sequence[str], str], ir.Model]
 
@@ -75,137 +66,6 @@ def choose_engine(engine: str, others: Sequence[str] = ()) -> str:
     return engine
 
 
-def gradient_graph(
-    model: onnx.ModelProto, *, wrt: str | Sequence[str], of: str | None = None, engine: str = "auto"
-) -> onnx.ModelProto:
-    """Return a model that computes the outputs of ``model`` and the gradient of one of them.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        A float graph. It is not modified.
-    wrt : str or sequence of str
-        Names of floating-point initializers or inputs with respect to which the gradient is computed.
-    of : str, default=None
-        Name of the output that is differentiated, a scalar; None: the first output.
-    engine : {"auto", "ort-training", "portable"}, default="auto"
-        The gradient engine. "auto" considers the installed engines that are verified for every operator between the
-        names and the output. It takes ort-training unless a measured table of operators finds the portable engine
-        clearly faster.
-
-    Returns
-    -------
-    onnx.ModelProto
-        The inputs, initializers and outputs of ``model``, and for each name in ``wrt`` an output ``NAME_grad`` of its
-        shape and type. Its opset is that of ``model``, or on the portable engine the first newer one with the
-        operators that the gradient needs (an embedding needs 16). Any onnxruntime that supports the opset loads it.
-
-    Raises
-    ------
-    ModelError
-        A name is not in the graph or not of floating-point type, ``of`` is not a scalar, or an output is not what
-        onnxruntime computes of ``model`` as given, on random inputs.
-    UnsupportedOperatorError
-        An operator between the names and the output has no verified gradient in the engine, or the engine does not
-        support the opset: "ort-training" supports 11 to 21, "portable" 11 to 26.
-
-    Notes
-    -----
-    The outputs are compared once. Inputs are random floats (positive ones if others give NaN) and the integers 0 and 1,
-    free sizes are 3. They are not compared where the model draws random numbers, has inputs of text or
-    bfloat16 or of unknown rank, takes more than a million numbers, is larger than 2 GB, or where onnxruntime does not
-    run it on such inputs, as with operators of your own domain or sizes that must fit each other. The gradients are
-    not compared here: the tests of the package check those of each operator.
-
-    Examples
-    --------
-    >>> import onnx
-    >>> from onnxtrain_sklearn import gradient_graph
-    >>> model = onnx.parser.parse_model('''
-    ...     <ir_version: 8, opset_import: ["": 18]>
-    ...     squares (float[3] x) => (float y) { z = Mul(x, x) y = ReduceSum <keepdims = 0> (z) }''')
-    >>> [output.name for output in gradient_graph(model, wrt="x").graph.output]
-    ['y', 'x_grad']
-    """
-    proto = checked(model)
-    if not isinstance(wrt, Iterable):
-        raise TypeError(f"wrt must be the name of an input or initializer, or a list of them, {instead_of(wrt)}.")
-    names = [wrt] if isinstance(wrt, str) else list(dict.fromkeys(wrt))
-    if not names:
-        raise ValueError("wrt is an empty list: name at least one input or initializer.")
-    with refusing("The gradients of the graph cannot be built"):
-        # Read the graph: standard operators, known shapes, forms whose gradients do not overflow. Free axes of inputs
-        # get names if there is a Loop: equal names show that its states keep their sizes.
-        source = from_proto(proto)
-        onnx_ir.passes.common.RemoveInitializersFromInputsPass()(source)
-        remove_identity_transposes(source)
-        if any(node.op_type == "Loop" and not node.domain for node in every_node(source.graph)):
-            for value in source.graph.inputs:
-                sizes = list(value.shape or ())
-                free = [isinstance(size, ir.SymbolicDim) and size.value is None for size in sizes]
-                if any(free):
-                    named = [f"{value.name}/{i}" if free[i] else size for i, size in enumerate(sizes)]
-                    value.shape = ir.Shape(named)
-        infer_declared(lower(source), fold)
-        use_stable_forms(source)
-        require_values_within_limits(source)
-        require_loadable(source)
-
-        # Check the names that are asked for.
-        values = {v.name: v for v in source.graph.inputs if v.name} | dict(source.graph.initializers)
-        for name in names:
-            if name not in values:
-                hint = nearest(name, [str(v) for v in values])
-                raise ModelError(f"wrt names {name!r}, which is no input or initializer.{hint}")
-            if not is_float(values[name]):
-                raise ModelError(f"wrt names {name!r} of type {values[name].dtype}; only floats have a gradient.")
-        output = _scalar_output(source.graph, of)
-
-        result = ir.to_proto(_differentiate_lowered(multiply_by_columns(source), names, output, engine).model)
-
-        # The rewritten graph must compute the outputs of the given model; the tests of the package check the gradients.
-        session = plain_session(result)
-        if session is None:
-            require_result_loads(result, proto)
-        else:
-            _require_values_as_given(read(model), session)
-    return result
-
-
-def _scalar_output(graph: ir.Graph, of: str | None) -> str:
-    outputs = {v.name or "": v for v in graph.outputs}
-    name = next(iter(outputs), "") if of is None else of
-    if name not in outputs:
-        raise ModelError(f"of={of!r} is no output of the graph.{nearest(str(of), outputs)}")
-    if not is_float(outputs[name]):
-        raise ModelError(f"Output {name!r} is of type {outputs[name].dtype}; only floats have a gradient.")
-    shape = dims(outputs[name])
-    if shape != []:
-        found = "a shape that could not be inferred" if shape is None else f"shape {tuple(shape)}"
-        raise ModelError(f"The gradient is taken of a scalar, but output {name!r} has {found}. Reduce it first.")
-    return name
-
-
-def _require_values_as_given(given: onnx.ModelProto, made: PlainSession) -> None:
-    """Raise ModelError if, on random inputs, a gradient graph does not compute the outputs of the model as given."""
-    if draws(given) or random_feeds(given, 0) is None or (session := plain_session(given)) is None:
-        return
-    names = [value.name for value in given.graph.output]
-    for trial in range(2):
-        feeds = random_feeds(given, trial)
-        assert feeds is not None
-        found = made.run(names, feeds)
-        outcome = compare_outputs(session, names, feeds, "random inputs", found, lambda: made.proto)
-        if outcome.different:
-            raise ModelError(
-                f"The gradient graph does not compute what onnxruntime computes of the model as given: "
-                f"{outcome.different} Export the model with another opset (18 is a good choice) or without that "
-                f"operator, and please report it."
-            )
-        if not outcome.reason:
-            return
-
-
 @dataclass(frozen=True)
 class GradientGraph:
     """A graph with gradients among its outputs, and the name of the engine that made it."""
@@ -221,10 +81,10 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> 
 
 def differentiate_own(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Differentiate like :func:`differentiate`, but change the given model, which saves a copy of the graph."""
-    return _differentiate_lowered(multiply_by_columns(fold(lower(model))), wrt, of, engine)
+    return differentiate_lowered(multiply_by_columns(fold(lower(model))), wrt, of, engine)
 
 
-def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
+def differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: str) -> GradientGraph:
     """Differentiate a model without fused operators with the first engine that supports every node on the path."""
     graph = model.graph
     model.ir_version = min(model.ir_version, sessions.versions_for(ir_version=model.ir_version).ir_version)
@@ -245,6 +105,13 @@ def _differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine:
     # The engines get only names that affect the output. The gradient of an empty value is empty, whatever a kernel
     # would return.
     nodes = [step.node for step in path(graph, wrt, next(v for v in graph.outputs if v.name == of))]
+    within = (inner for node in nodes for body in graphs_in(node) for inner in every_node(body))
+    for node in filter(forbids_derivative, (*nodes, *within)):
+        raise UnsupportedOperatorError(
+            f"{node_label(node)} cannot be differentiated: it is part of the gradient of a product (ReduceProd, "
+            f"CumProd or a Scatter that multiplies), which is right where a factor is zero but has no derivative there "
+            f"that is known. Write the product with Mul."
+        )
     empty = {v.name for v in [*graph.inputs, *graph.initializers.values()] if v.name and 0 in (dims(v) or [])}
     reached = {of} | {v.name for node in nodes for v in reads(node) if v.name} - empty
 

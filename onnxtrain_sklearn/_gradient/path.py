@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from .._ir.queries import every_node, is_float, number_of, operand, reads
-from ..graph import stops_gradient
+from ..graph import Names, stops_gradient
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,25 @@ def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
         if not stops_gradient(node) and not downstream.isdisjoint(reads(node)):
             downstream.update(filter(is_float, node.outputs))
     return downstream
+
+
+# --- Gradients that are right but cannot be differentiated again ---
+
+_ONCE = "gradient_without_derivative"
+"""Start of the name of a node on the way of such a gradient; a name is kept in the file of a graph."""
+
+
+def forbid_derivative(value: ir.Value, taken: Names) -> ir.Value:
+    """Mark the node that computes ``value``: it replaces single numbers, right there but not in their neighborhood."""
+    node = value.producer()
+    assert node is not None
+    node.name = taken.free(_ONCE)
+    return value
+
+
+def forbids_derivative(node: ir.Node) -> bool:
+    """Return True if a node is marked by :func:`forbid_derivative`."""
+    return (node.name or "").startswith(_ONCE)
 
 
 # --- Norms at zero ---

@@ -227,10 +227,9 @@ def test_dropout_in_training_passes_gradient_of_kept_units():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"wrt": "ww"}, r"wrt names 'ww', which is no input or initializer\. Did you mean 'w'"),
-        ({"wrt": "shifted"}, "wrt names 'shifted', which is no input or initializer"),
-        ({"wrt": "w", "of": "los"}, r"of='los' is no output of the graph\. Did you mean 'loss'"),
-        ({"wrt": "w", "of": "shifted"}, r"taken of a scalar, but output 'shifted' has shape \(2, 3\). Reduce it first"),
+        ({"wrt": "ww"}, r"wrt names 'ww', which is no value of the graph\. Did you mean 'w'"),
+        ({"wrt": "w", "of": "los"}, r"of names 'los', which is no value of the graph\. Did you mean 'loss'"),
+        ({"wrt": "w", "of": "shifted"}, r"taken of a scalar, but 'shifted' has shape \(2, 3\). Reduce it first"),
     ],
 )
 def test_wrong_names_are_explained(arguments, message):
@@ -241,7 +240,7 @@ def test_wrong_names_are_explained(arguments, message):
 @pytest.mark.parametrize(
     ("wrt", "error", "message"),
     [
-        (3, TypeError, "wrt must be the name of an input or initializer, or a list of them, got int"),
+        (3, TypeError, "wrt must be the name of a value, or a list of names, got int"),
         ([], ValueError, "wrt is an empty list: name at least one"),
     ],
 )
@@ -255,7 +254,7 @@ def test_integers_have_no_gradient():
     model = parse("(float[3] w, int64[2] i) => (float loss, int64 count)", body)
     with pytest.raises(ModelError, match="wrt names 'i' of type INT64; only floats have a gradient"):
         gradient_graph(model, wrt="i")
-    with pytest.raises(ModelError, match="Output 'count' is of type INT64; only floats have a gradient"):
+    with pytest.raises(ModelError, match="'count' is of type INT64; only floats have a gradient"):
         gradient_graph(model, wrt="w", of="count")
 
 

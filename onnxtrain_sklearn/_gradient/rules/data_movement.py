@@ -19,6 +19,7 @@ from ..._importers.torch_program import padding_row
 from ..._ir.queries import constant, dims, fixed, operand
 from ..._ir.supported import ANY, Supported
 from ...graph import INT64, Operand, length_along
+from ..path import forbid_derivative
 from ..reverse import (
     GradientRule,
     Reverse,
@@ -224,7 +225,7 @@ def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
     def of_updates() -> ir.Value:
         zero = op.Equal(updates, 0.0)
-        nonzero, zeros = op.Where(zero, 1.0, updates), mask(op, zero)
+        nonzero, zeros = forbid_derivative(op.Where(zero, 1.0, updates), op.taken), mask(op, zero)
         others = op.Div(pick(_scattered(r, x, nonzero)), nonzero)
         others_zero = op.Sub(pick(_scattered(r, zeros_like(op, x), zeros, reduction="add")), zeros)
         return op.Mul(pick(r.g), op.Where(op.Greater(others_zero, 0.5), 0.0, others))

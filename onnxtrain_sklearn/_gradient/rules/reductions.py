@@ -16,7 +16,7 @@ from ..._ir.queries import attribute, constant, dims, fixed, operand
 from ..._ir.supported import Supported
 from ..._model.loss_terms import is_one_hot
 from ...graph import GraphBuilder, Operand
-from ..path import UNBOUNDED
+from ..path import UNBOUNDED, forbid_derivative
 from ..reverse import GradientRule, Reverse, Thunk, count, mask, scatter_add, shape_of, zeros_like
 
 Reduction = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], ir.Value]
@@ -74,7 +74,7 @@ def _reduced_by(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
 def _product_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
     """The derivative is ``y / x``; at a zero it is the product of the other elements, 0 if another one is 0."""
     zero = op.Equal(x, 0.0)
-    nonzero = op.Where(zero, 1.0, x)
+    nonzero = forbid_derivative(op.Where(zero, 1.0, x), op.taken)
     zeros = mask(op, zero)
     others_zero = op.Sub(_reduced_by(r, "ReduceSum", zeros), zeros)
     others = op.Div(_reduced_by(r, "ReduceProd", nonzero), nonzero)
@@ -177,7 +177,7 @@ def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
     def sums(products: ir.Value) -> ir.Value:
         return op.CumSum(op.Mul(r.g, products), axis, exclusive=r.attribute("exclusive", 0), reverse=1 - reverse)
 
-    others = op.Div(sums(r.y), op.Where(zero, 1.0, x))
+    others = op.Div(sums(r.y), forbid_derivative(op.Where(zero, 1.0, x), op.taken))
     return [lambda: op.Where(zero, op.Where(first, sums(without), 0.0), others)]
 
 
