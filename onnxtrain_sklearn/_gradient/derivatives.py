@@ -32,6 +32,7 @@ from .._ir.edits import (
     remove_identity_transposes,
     remove_unread,
     remove_unread_initializers,
+    replace_inputs,
 )
 from .._ir.files import read
 from .._ir.limits import require_loadable, require_result_loads, require_values_within_limits
@@ -44,7 +45,7 @@ from .._model.graph_comparison import PlainSession, compare_outputs, draws, plai
 from .._model.weights import NOT_WEIGHTS
 from .._utils.errors import refusing
 from ..exceptions import ModelError, instead_of, nearest
-from ..graph import FLOAT, GraphBuilder, copy_type, names_of
+from ..graph import FLOAT, GraphBuilder, Names, copy_type, names_of
 from .engine import choose_engine, differentiate_lowered
 from .path import dependent
 
@@ -145,10 +146,16 @@ def vjp_graph(
 
     Parameters
     ----------
-    model, wrt, weights_as_inputs, engine
-        As in :func:`gradient_graph`.
+    model : onnx.ModelProto
+        A float graph. It is not modified.
+    wrt : str or sequence of str
+        Names of floating-point values: initializers, inputs, or values that nodes of the main graph compute.
     of : str, default=None
-        Name of a floating-point value of any shape, an output or another value; None: the first output.
+        Name of the value of any shape that is differentiated, an output or another value; None: the first output.
+    weights_as_inputs : bool, default=False
+        Make weights inputs, as :func:`gradient_graph` does.
+    engine : {"auto", "ort-training", "portable"}, default="auto"
+        The gradient engine.
 
     Returns
     -------
@@ -193,10 +200,16 @@ def jvp_graph(
 
     Parameters
     ----------
-    model, wrt, weights_as_inputs, engine
-        As in :func:`gradient_graph`. "auto" takes the portable engine.
+    model : onnx.ModelProto
+        A float graph. It is not modified.
+    wrt : str or sequence of str
+        Names of floating-point values: initializers, inputs, or values that nodes of the main graph compute.
     of : str, default=None
-        Name of a floating-point value of any shape, an output or another value; None: the first output.
+        Name of the value of any shape that is differentiated, an output or another value; None: the first output.
+    weights_as_inputs : bool, default=False
+        Make weights inputs, as :func:`gradient_graph` does.
+    engine : {"auto", "ort-training", "portable"}, default="auto"
+        The gradient engine; "auto" takes the portable one.
 
     Returns
     -------
@@ -248,8 +261,16 @@ def hvp_graph(
 
     Parameters
     ----------
-    model, wrt, of, weights_as_inputs, engine
-        As in :func:`gradient_graph`. "auto" takes the portable engine.
+    model : onnx.ModelProto
+        A float graph. It is not modified.
+    wrt : str or sequence of str
+        Names of floating-point values: initializers, inputs, or values that nodes of the main graph compute.
+    of : str, default=None
+        Name of the scalar that is differentiated, an output or another value; None: the first output.
+    weights_as_inputs : bool, default=False
+        Make weights inputs, as :func:`gradient_graph` does.
+    engine : {"auto", "ort-training", "portable"}, default="auto"
+        The gradient engine; "auto" takes the portable one.
 
     Returns
     -------
@@ -303,13 +324,19 @@ def jacobian_graph(
 
     Parameters
     ----------
-    model, wrt, weights_as_inputs, engine
-        As in :func:`gradient_graph`.
+    model : onnx.ModelProto
+        A float graph. It is not modified.
+    wrt : str or sequence of str
+        Names of floating-point values: initializers, inputs, or values that nodes of the main graph compute.
     of : str, default=None
-        Name of a floating-point value of any shape, an output or another value; None: the first output.
+        Name of the value of any shape that is differentiated, an output or another value; None: the first output.
     per_row : bool, default=False
         Compute only the derivatives of a row of ``of`` with respect to the same row of each name in ``wrt``, along the
         first axis. The others are zero if no row affects the result of another one, which is checked.
+    weights_as_inputs : bool, default=False
+        Make weights inputs, as :func:`gradient_graph` does.
+    engine : {"auto", "ort-training", "portable"}, default="auto"
+        The gradient engine.
 
     Returns
     -------
@@ -549,10 +576,7 @@ class _Task:
             if source is not None and source.op_type == "Mul" and (source.name or "").startswith("derivative/"):
                 node.replace_input_with(0, source.inputs[0])
 
-        inputs = {v.name: v for v in graph.inputs}
-        for name, given in passed_on.items():
-            inputs[given].replace_all_uses_with(outputs[f"{name}_grad"])
-            graph.inputs.remove(inputs[given])
+        replace_inputs(graph, {given: outputs[f"{name}_grad"] for name, given in passed_on.items()})
         _join(graph, cuts)
         graph.sort()
         self._remove_unread |= is_own or temporary
@@ -563,7 +587,7 @@ class _Task:
                 graph.outputs.remove(gradient)
                 gradient.name = taken.free(f"derivative/{name}_grad")
             elif f"{name}_grad" in aside:
-                gradient.name = taken.numbered(f"{name}_grad", 2)
+                gradient.name = Names(values).numbered(f"{name}_grad", 2)
             gradients.append(gradient.name or "")
         for name, held in aside.items():
             values[held].name = name
@@ -587,16 +611,16 @@ class _Task:
         equal, so that sums of their multiples do not cancel.
         """
         graph = self.model.graph
-        given = next(v for v in graph.inputs if v.name == cotangent)
-        if given.uses():
+        like = _values(graph)[self.of]
+        if _values(graph)[cotangent].uses():
             op = GraphBuilder(graph, prefix="derivative")
-            like = _values(graph)[self.of]
             positions = op.Range(np.array(0), op.Size(like), np.array(1))
             numbers = op.Add(op.Sin(op.Cast(positions, to=FLOAT)), 2.0)
-            filled = op.Cast(op.Reshape(numbers, op.Shape(like)), to=int(given.dtype or op.dtype))
-            given.replace_all_uses_with(copy_type(filled, given))
+            filled = op.Cast(op.Reshape(numbers, op.Shape(like)), to=int(like.dtype or op.dtype))
+            replace_inputs(graph, {cotangent: copy_type(filled, like)})
             graph.sort()
-        graph.inputs.remove(given)
+        else:
+            graph.inputs.remove(_values(graph)[cotangent])
 
     def scan(self, cotangent: str, gradients: Sequence[str], per_row: bool) -> list[str]:
         """Compute ``gradients`` for each element of the value (per row) that ``cotangent`` belongs to."""
@@ -621,9 +645,8 @@ class _Task:
         positions = op.Range(np.array(0), op.Squeeze(size, axes=[0]), np.array(1))
         element = inner.Cast(inner.Equal(positions, position), to=int(inner.dtype))
         element = inner.Reshape(element, op.Concat(np.array([1]), sizes, axis=0) if per_row else shape)
-        given.replace_all_uses_with(copy_type(inner.Expand(element, shape) if per_row else element, given))
+        replace_inputs(graph, {cotangent: copy_type(inner.Expand(element, shape) if per_row else element, given)})
         inner.graph.extend(moved)
-        graph.inputs.remove(given)
         for name in gradients:
             inner.graph.outputs.append(copy_type(inner.Identity(values[name]), values[name]))
         found = op.emit("Scan", positions, body=inner.graph, num_scan_inputs=1, outputs=len(gradients))
@@ -634,12 +657,13 @@ class _Task:
             source = values[name]
             rank = len(dims(source) or [])
             of_source = op.Shape(source)
-            value.dtype = source.dtype
+            value.type = source.type
             if per_row:
                 value = op.Transpose(value, perm=[1, 0, *range(2, rank + 1)])
                 of_source = op.Slice(of_source, [1], [np.iinfo(np.int64).max])
-            value = op.Reshape(value, op.Concat(shape, of_source, axis=0))
-            value.dtype = source.dtype
+            empty = 1 if op.opset >= 14 else None  # of no rows, a size of 0 is a size and not "as before"
+            value = op.Reshape(value, op.Concat(shape, of_source, axis=0), allowzero=empty)
+            value.type = source.type
             rest = None if source.shape is None else list(source.shape)[1 if per_row else 0 :]
             if of.shape is not None and rest is not None:
                 value.shape = ir.Shape([*of.shape, *rest])
@@ -730,13 +754,11 @@ def _cut(graph: ir.Graph, names: Sequence[str]) -> dict[str, _Cut]:
 
 def _join(graph: ir.Graph, cuts: Mapping[str, _Cut]) -> None:
     """Undo :func:`_cut`, also if the graph has been rewritten."""
-    outputs = {v.name: v for v in graph.outputs}
-    for given in [v for v in graph.inputs if v.name in cuts]:
-        name = given.name or ""
-        value = outputs[cuts[name].computed]
-        given.replace_all_uses_with(value, replace_graph_outputs=True)
-        graph.inputs.remove(given)
-        given.name, value.name = None, name
+    computed = {v.name: v for v in graph.outputs}
+    values = {name: computed[cut.computed] for name, cut in cuts.items()}
+    replace_inputs(graph, values)
+    for name, value in values.items():
+        value.name = name
         if not cuts[name].is_output:
             graph.outputs.remove(value)
 

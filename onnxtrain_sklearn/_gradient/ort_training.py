@@ -42,7 +42,7 @@ from .._ir.shapes import infer_shapes
 from .._ir.supported import ANY, WINDOW, Supported
 from .._ort import gradient_builder
 from .._utils.errors import refusing
-from ..exceptions import ModelError, UnsupportedOperatorError
+from ..exceptions import UnsupportedOperatorError
 from ..graph import GraphBuilder, copy_type, stops_gradient
 from .path import PathNode, is_norm, path
 from .reverse import DIFFERENTIATED_TYPES, REMEDY, unsupported
@@ -453,7 +453,10 @@ def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
         for value in node.outputs:
             if f"{value.name}_grad" in op.taken:  # the builder would give its gradient this name
                 if value.is_graph_output():
-                    raise ModelError(f"The graph already has a value named '{value.name}_grad'; rename it.")
+                    raise UnsupportedOperatorError(
+                        f"The graph already has a value named '{value.name}_grad', as onnxruntime-training calls the "
+                        f"gradient of the output {value.name!r}; rename it, or use engine='portable'."
+                    )
                 value.name = op.name("value")
         seen: set[ir.Value] = set()
         for i, x in enumerate(node.inputs):  # the builder defines the gradient of a name twice if a node reads it twice

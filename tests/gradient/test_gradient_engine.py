@@ -184,11 +184,18 @@ def test_a_loss_in_float64():
     np.testing.assert_allclose(gradient, 2 * X.astype(np.float64), rtol=1e-15)
 
 
-def test_gradients_are_not_taken_twice_under_one_name():
-    model = parse("(float[2, 3] x) => (float loss)", "y = Tanh(x) z = Mul(y, y) loss = ReduceSum<keepdims = 0>(z)")
-    model = gradient_graph(model, wrt="x")
-    with pytest.raises(ModelError, match="already has a value named 'x_grad'"):
-        gradient_graph(model, wrt="x")
+@pytest.mark.parametrize("engine", available_engines())
+def test_second_gradient_by_the_same_name_is_numbered(engine):
+    model = parse("(float[2, 3] x) => (float loss)", "z = Mul(x, x) y = Mul(z, x) loss = ReduceSum<keepdims = 0>(y)")
+    first = gradient_graph(model, wrt="x", engine=engine)
+    again = gradient_graph(first, wrt="x")
+    assert [value.name for value in again.graph.output] == ["loss", "x_grad", "x_grad_2"]
+    values = run_gradient(again, x=X)
+    np.testing.assert_allclose(values["x_grad"], 3 * X**2, rtol=1e-5)
+    np.testing.assert_allclose(values["x_grad_2"], 3 * X**2, rtol=1e-5)
+    first.graph.node.append(onnx.helper.make_node("ReduceSum", ["x_grad"], ["total"], "total", keepdims=0))
+    values = run_gradient(gradient_graph(first, wrt="x", of="total"), x=X)
+    np.testing.assert_allclose(values["x_grad_2"], 6 * X, rtol=1e-5)
 
 
 def test_colliding_gradient_names_are_renamed():

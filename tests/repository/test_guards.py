@@ -74,7 +74,7 @@ PROTOBUF = {
     # runs the file as given
     "_pretrained.comparison": {"ModelProto", "ValueInfoProto"},
     # gradient_graph takes and returns one
-    "_gradient.engine": {"ModelProto"},
+    "_gradient.derivatives": {"ModelProto"},
     # the builder takes and returns bytes
     "_gradient.ort_training": {"load_model_from_string"},
     # declared before they are checked
@@ -198,6 +198,10 @@ PUBLIC = {
     "losses",
     "schedules",
     "gradient_graph",
+    "hvp_graph",
+    "jacobian_graph",
+    "jvp_graph",
+    "vjp_graph",
     "graph",
     "export_training",
     "load_training",
