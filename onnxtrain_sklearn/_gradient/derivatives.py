@@ -561,6 +561,8 @@ class _Task:
             graph.outputs.append(scalar(total))
         # An engine calls its results NAME_grad: earlier ones of that name, as in a graph with gradients, step aside.
         values, aside = _values(graph), dict[str, str]()
+        shown = Names(v.name for v in (*graph.inputs, *graph.outputs, *graph.initializers.values()) if v.name)
+        numbered = {name: shown.numbered(f"{name}_grad", 2) for name in names}
         for name in names:
             if f"{name}_grad" in values:
                 aside[f"{name}_grad"] = values[f"{name}_grad"].name = op.taken.free(f"{name}_grad/earlier")
@@ -587,7 +589,9 @@ class _Task:
                 graph.outputs.remove(gradient)
                 gradient.name = taken.free(f"derivative/{name}_grad")
             elif f"{name}_grad" in aside:
-                gradient.name = Names(values).numbered(f"{name}_grad", 2)
+                if numbered[name] in values:  # a value within the graph is called so
+                    values[numbered[name]].name = taken.free(f"derivative/{numbered[name]}")
+                gradient.name = numbered[name]
             gradients.append(gradient.name or "")
         for name, held in aside.items():
             values[held].name = name
