@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from numbers import Real
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -38,6 +38,7 @@ __all__ = [
     "LOSSES",
     "AbsoluteError",
     "Elastic",
+    "EpsilonInsensitive",
     "Focal",
     "Gamma",
     "Hinge",
@@ -80,6 +81,10 @@ class Loss(Component, ABC):
         How regression targets may be scaled for training (``target_scaling="auto"`` of the estimator). "standard": to
         mean 0 and standard deviation 1, for losses whose minimum moves with the unit of the targets. "mean": to mean
         1, for those with a log link. None, the default: the loss takes them in their own unit.
+    judged_by : {"loss", "score"}
+        How the weights of a regressor are judged on validation data, by early stopping and by fine-tuning with
+        ``X_val``. "loss", the default: by this loss, which is right for any. "score": by R², which is right for the
+        squared error alone.
 
     Notes
     -----
@@ -101,6 +106,7 @@ class Loss(Component, ABC):
     __module__ = "onnxtrain_sklearn.losses"  # the path by which pickles name it
     tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
     target_scaling: ClassVar[TargetScaling | None] = None
+    judged_by: ClassVar[Literal["loss", "score"]] = "loss"
 
     @abstractmethod
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
@@ -308,6 +314,7 @@ class SquaredError(_RegressionLoss):
     """
 
     name = "squared_error"
+    judged_by = "score"
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         residual = op.Sub(scores, y)
@@ -506,6 +513,36 @@ class Elastic(_RegressionLoss):
         residual, l1_ratio = op.Sub(scores, y), float(self.l1_ratio)
         squares = op.Mul(op.Mul(residual, residual), 1.0 - l1_ratio)
         return op.Add(op.Mul(op.Abs(residual), l1_ratio), squares)
+
+
+class EpsilonInsensitive(_RegressionLoss):
+    r"""Absolute error beyond a margin, :math:`\max(0, |r| - \epsilon)` with :math:`r = s - y`, or its square.
+
+    The loss of support vector regression. The subgradient at :math:`|r| = \epsilon` is 0.
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        The margin within which errors do not count, not negative, in the unit of the targets that are trained on, as
+        ``delta`` of :class:`Huber`.
+    squared : bool, default=False
+        Whether to square the loss.
+
+    References
+    ----------
+    A. J. Smola and B. Schölkopf, "A tutorial on support vector regression", Statistics and Computing 14, 2004.
+    """
+
+    name = "epsilon_insensitive"
+    valid: ClassVar[Rules] = {"epsilon": (NOT_NEGATIVE,), "squared": (bool,)}
+
+    def __init__(self, epsilon: float = 0.1, *, squared: bool = False) -> None:
+        self.epsilon = epsilon
+        self.squared = squared
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        beyond = op.Relu(op.Sub(op.Abs(op.Sub(scores, y)), float(self.epsilon)))
+        return op.Mul(beyond, beyond) if self.squared else beyond
 
 
 def _require_targets(loss: Loss, y: np.ndarray, valid: np.ndarray, expected: str) -> None:

@@ -148,7 +148,8 @@ class FineTuningTrainer(Trainer):
         best, best_score, best_strength = paths.old, -np.inf, np.inf
         for name, strength, vector in every_candidate(paths):
             self._vector[...] = vector
-            found.append((name, strength, self._validate()))
+            score = self._validate() if self.validation_loss is None else -self.validation_loss()
+            found.append((name, strength, -np.inf if np.isnan(score) else score))
             if found[-1][2] > best_score:  # the first of equal ones
                 best, best_score, best_strength = vector, found[-1][2], strength
         names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))

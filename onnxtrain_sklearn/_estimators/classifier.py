@@ -20,6 +20,7 @@ from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike
+from ..finetuning import FineTuner
 from ..losses import Loss, LossBlock
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
@@ -369,7 +370,13 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     def _output_task(self) -> OutputTask:
         given: Any = resolve_graph_model(self.model)
-        return LabelTask(self.loss, given.output_kind, given.class_axis, self.ignore_label, self.class_weight)
+        weights = None if self.class_weight == {} else self.class_weight  # {}: all classes weigh the same
+        other = isinstance(self.finetune, FineTuner) and self.finetune.new_head  # a head for other classes
+        if self.class_weight is None and is_estimator(given.graph) and not other:
+            from .._fitted.objective import class_weight_of  # imports a third of scikit-learn
+
+            weights = class_weight_of(given.graph)
+        return LabelTask(self.loss, given.output_kind, given.class_axis, self.ignore_label, weights)
 
 
 def _known_classes(estimator: BaseOrtGradient, classes: ArrayLike | None, earlier: Classes) -> Classes:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
+from .._fitted.fitted_model import is_estimator
 from .._gradient.engine import choose_engine
 from .._inference.graph import Decoding
 from .._model.trainable import TrainableModel
@@ -320,6 +321,14 @@ def check_partial_fit(estimator: Parameters) -> None:
             "class_weight='balanced' needs all data at once, partial_fit sees a part of them: give a dict, such as "
             "sklearn.utils.class_weight.compute_class_weight makes."
         )
+    if given is None and is_estimator(bare_model(estimator.model)) and hasattr(estimator, "class_weight"):
+        task: Any = estimator
+        if isinstance(weights := task._output_task().class_weight, str):
+            raise ValueError(
+                f"The fitted model weighs its classes by class_weight={weights!r}, which needs all data at once, and "
+                f"partial_fit sees a part of them. Set class_weight: a dict, such as "
+                f"sklearn.utils.class_weight.compute_class_weight makes, or {{}} for equal weights."
+            )
 
 
 def is_on(switch: object) -> bool:

@@ -52,6 +52,7 @@ from .scoring import (
     Measures,
     OwnScore,
     ScoredRows,
+    loss_of_outputs,
     loss_of_rows,
     scored_rows,
     validation,
@@ -138,7 +139,9 @@ class Preparation(NamedTuple):
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
     decoding: Callable[[FitContext, TrainableModel, Examples], DecodingChoice]
     complete_state: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
-    validation: Callable[[FitContext, FittedState, Examples], tuple[ScoredRows | None, Callable[[], float] | None]]
+    validation: Callable[
+        [FitContext, FittedState, StepSettings, Examples], tuple[ScoredRows | None, Callable[[], float] | None]
+    ]
     exported: Callable[[Any, FittedState], tuple[ExportedOutput, ...]]
 
 
@@ -206,7 +209,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     state.live.predictors.clear()  # they hold the current weights
 
     # The loop, its minibatches and its step. At last, compare the training graph with the predicting graph.
-    scored, validate = steps.validation(context, state, examples)
+    scored, validate = steps.validation(context, state, settings, examples)
     trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.references, scores, trainer)
     return state, trainer
@@ -269,9 +272,12 @@ def trainer_for(
             step = call.stream.training_step(step, state, settings, sparse)
         trainer = new_trainer(loop, step, batches, state.history, validate)
 
-    # Observers: early stopping may watch the validation loss, callbacks may watch anything.
-    if scored is not None and isinstance(validate, OwnScore) and watches_loss(estimator, state, call):
-        trainer.validation_loss = loss_of_rows(state, settings, scored, validate.predictor)
+    # Observers: early stopping and the choice of fine-tuning may watch the validation loss, callbacks anything.
+    if scored is not None and watches_loss(context, state, settings):
+        shared = validate.predictor if isinstance(validate, OwnScore) else None
+        predictor = shared or state.live_predictor(scored.live, with_scores=True)
+        measure = loss_of_outputs if state.decoding.parts else loss_of_rows
+        trainer.validation_loss = measure(state, settings, scored, predictor)
     if hooks_of(estimator):
         trained = scored_rows(state, examples, np.sort(rows), call)
         measures = Measures(estimator, state, settings, {"train": trained, "validation": scored})

@@ -155,6 +155,10 @@ def graph_plan(estimator: Parameters, old: FittedState | None, X: MatrixLike) ->
     found, fitted = trainable_graph_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
     if isinstance(fitted, FittedFile):
         fitted = fitted.for_task(classifies=is_classifier(estimator))
+    if is_estimator(given.graph) and getattr(estimator, "class_weight", {}) is None:
+        from .._fitted.objective import warn_of_lost_class_weights  # imports a third of scikit-learn
+
+        warn_of_lost_class_weights(given.graph)
     return GraphPlan(found, fitted)
 
 

@@ -71,8 +71,8 @@ Names of builders:
 The loss to minimize: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
 :mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. Its mean over the rows of a minibatch is
 weighted by ``sample_weight``. For a fitted scikit-learn model, the default is the loss that this model
-minimizes: the hinge loss for classifiers that give scores without probabilities; the Poisson, gamma, Huber or
-quantile loss for regressors of that loss.""", tunes=True),
+minimizes, with its settings (quantile, margin), or the nearest one: a table in the guide
+to fine-tuning lists them. ``loss=SquaredError()`` or ``LogLoss()`` sets the default of other models.""", tunes=True),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
 of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors by parameter and a schedule
@@ -129,14 +129,17 @@ reason.""",
     "early_stopping": Parameter('bool or "best_epoch"', """
 Whether to watch validation data instead of the training loss, and to end with the weights that were best on
 them. Classifiers watch the validation loss, because on few rows the accuracy stands still for many epochs while
-the network learns. Regressors and estimators of several outputs watch the score. ``scoring`` names another
-score to watch. "best_epoch": train all ``max_iter`` epochs, then take the weights of the best one. Any
-improvement makes an epoch the best one, whatever ``tol`` is. Of equally good epochs True takes the first,
+the network learns. Regressors watch R² if the loss is the squared error, else the validation loss (``judged_by``
+of :class:`~onnxtrain_sklearn.losses.Loss`). Estimators of several outputs watch the mean of their scores, or the
+sum of all losses if an output of numbers has another loss. ``scoring`` names a score to watch instead.
+"best_epoch": train all ``max_iter`` epochs, then take the weights of the best one. Any improvement makes an epoch
+the best one, whatever ``tol`` is. Of equally good epochs True takes the first,
 "best_epoch" the last.""", (bool, OneOf(("best_epoch",)))),
     "scoring": Parameter("str, callable or None", """
 Score on the validation data, in place of accuracy or R²: the name of a scorer of scikit-learn (``"accuracy"``,
 ``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``), or a function ``(estimator, X, y) -> float``,
-which also takes ``sample_weight`` if rows are weighted. Higher is better. Early stopping watches this score. It
+which also takes ``sample_weight`` if rows are weighted. Higher is better. Early stopping watches this score, and
+fine-tuning with ``X_val`` chooses by it. It
 is computed after each epoch; the estimator given to a function predicts only the validation data ``X``, by the
 weights of that epoch. If a row has several labels, ``"neg_log_loss"`` and ``"neg_brier_score"`` are means over
 the labels; scikit-learn's own would read the row as one label. It needs validation data:
@@ -202,7 +205,8 @@ that count. NaN: missing labels do not count, None included. None: all labels co
     "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
 Weights of the classes, a dict from labels to weights. They multiply ``sample_weight``, in training and in
 validation scores. "balanced": inversely proportional to the weight of the class in ``y``; not for
-``partial_fit``. If a row has several labels: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.""",
+``partial_fit``. If a row has several labels: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.
+None: those that a fitted scikit-learn model was fitted with, else equal weights. {}: equal weights.""",
         (Instance(Mapping, "a dict from labels to weights"), Instance(list, "a list of such dicts"),
          OneOf(("balanced",)), None), tunes=True),
 }  # fmt: skip

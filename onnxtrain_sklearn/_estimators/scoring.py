@@ -345,7 +345,7 @@ class ScoredRows:
 
 
 def validation(
-    context: FitContext, state: FittedState, examples: Examples
+    context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the rows to score and the function that scores the current parameters; both None without such rows."""
     estimator, call, given = context.estimator, context.call, context.call.validation
@@ -372,7 +372,7 @@ def validation(
     is_accuracy = computes_accuracy and isinstance(estimator.scoring, str) and estimator.scoring == "accuracy"
     if estimator.scoring is not None and not is_accuracy:
         return scored, score_by(estimator, estimator.scoring, state, scored)
-    with_scores = watches_loss(estimator, state, call)
+    with_scores = watches_loss(context, state, settings)
     return scored, OwnScore(estimator._output_task().score, state, scored, with_scores=with_scores)
 
 
@@ -414,13 +414,24 @@ class OwnScore:
         return self._metric(predicted, scored.targets, scored.weights) if finite else math.nan
 
 
-def watches_loss(estimator: Parameters, state: FittedState, call: Call) -> bool:
-    """Return True if early stopping watches the loss on the validation data instead of the score.
+def watches_loss(context: FitContext, state: FittedState, settings: StepSettings) -> bool:
+    """Return True if the loss on the validation data, and not the score, decides which weights are best.
 
-    The accuracy on few rows moves in steps, and may stand still for many epochs although the network goes on learning.
+    R² falls while a network learns a quantile, so that it would judge by another goal than the trained one: a loss of
+    numbers says by ``judged_by`` whether R² judges it. The accuracy on few rows moves in steps, and may stand still for
+    many epochs although the network goes on learning.
     """
+    call, stops = context.call, bool(context.estimator.early_stopping)
+    if context.estimator.scoring is not None or call.one_epoch:
+        return False
+    if isinstance(settings.loss, TotalLoss):
+        trained = [(one.task, one.loss) for one in settings.loss.outputs]
+    else:
+        trained = [(settings.task, settings.loss)]
+    if any(task == "regression" and loss.judged_by == "loss" for task, loss in trained):
+        return stops or context.tuner is not None
     classifies = state.decoding.task != "regression" and not state.decoding.parts and state.trained_form.link != "votes"
-    return bool(estimator.early_stopping) and not call.one_epoch and estimator.scoring is None and classifies
+    return stops and classifies
 
 
 def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored: ScoredRows) -> Callable[[], float]:

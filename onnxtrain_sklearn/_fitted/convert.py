@@ -36,6 +36,7 @@ from .._ir.protobuf import to_proto
 from .._utils.typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
+from ..losses import Huber, Loss, Quantile, Tweedie
 from . import skl2onnx_bridge
 from .converters import kernels, linear, meta, neighbors, preprocessing, svm, trees
 from .converters.context import ConversionRecord, Converter, Source, labels
@@ -558,7 +559,18 @@ _OBJECTIVES = {
 """The losses by the objective of a regressor; all others are trained with the squared error."""
 
 
-def loss_of_booster(estimator: Estimator) -> str:
+def loss_of_booster(estimator: Estimator) -> str | Loss:
     """Return the loss of a regressor."""
-    objective = getattr(estimator, "objective_", None) or getattr(estimator, "objective", None)
-    return _OBJECTIVES.get(str(objective), "squared_error")
+    objective = str(getattr(estimator, "objective_", None) or getattr(estimator, "objective", None))
+    given = estimator.get_params()
+    if objective == "quantile":
+        return Quantile(given.get("alpha", 0.9))
+    if objective == "reg:quantileerror" and np.ndim(given["quantile_alpha"]) == 0:
+        return Quantile(given["quantile_alpha"])
+    if objective == "huber":
+        return Huber(given.get("alpha", 0.9))
+    if objective == "reg:pseudohubererror":
+        return Huber(given.get("huber_slope") or 1.0)
+    if objective in ("tweedie", "reg:tweedie"):
+        return Tweedie(given.get("tweedie_variance_power") or 1.5)
+    return _OBJECTIVES.get(objective, "squared_error")

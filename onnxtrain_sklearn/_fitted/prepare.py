@@ -31,13 +31,13 @@ from .._model.weights import parameters_of
 from .._utils.typing import Estimator
 from ..exceptions import ModelError, UnsupportedOperatorError
 from ..graph import GraphBuilder
-from ..losses import Loss, Quantile
-from .convert import converted, library_of, loss_of_booster
+from .convert import converted
 from .converters.context import ConversionRecord
 from .converters.trees import categories_by_column
 from .corrections import refuse_untrainable, split_in_double, without_gradient
 from .fitted_model import FittedModel, Origin, Table, TableColumn, follow, is_gap, walk
 from .model_record import ModelRecord, features_of, record_of, unwrapped
+from .objective import loss_of
 from .provenance import VOTES, Tracer, named
 from .scores import (
     CHOICE,
@@ -90,7 +90,7 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
         classes=record.classes,
         n_labels=None if record.outputs is None else len(record.outputs),
         features=features_of(estimator),
-        loss=_loss_of(record, source),
+        loss=loss_of(record, source),
         table=table,
         parts=parts,
     )
@@ -158,24 +158,6 @@ def _is_setting(origin: Origin, graph: TrainableModel, estimator: Estimator) -> 
     numbers = graph.model.graph.initializers[origin.name].const_value
     neutral = {"offset": 0.0, "scale": 1.0}.get(origin.role)
     return neutral is not None and numbers is not None and bool((numbers.numpy() == neutral).all())
-
-
-def _loss_of(record: ModelRecord, graph: TrainableModel) -> str | Loss:
-    """Return the loss that the last step was fitted with, or the nearest one of this package."""
-    last = record.last
-    if record.gives_labels:
-        machine = last.estimators_[0] if record.is_one_vs_one else last
-        return "log_loss" if hasattr(machine, "predict_proba") else "hinge"
-    if library_of(last) is not None:
-        return loss_of_booster(last)
-    if graph.link == "exp":
-        if isinstance(getattr(last, "loss", None), str):  # trees and networks
-            return str(last.loss)
-        power = getattr(last, "power", {"PoissonRegressor": 1, "GammaRegressor": 2}.get(record.last_name, 0))
-        return {1.0: "poisson", 2.0: "gamma"}.get(float(power), "squared_error")
-    if record.last_name == "QuantileRegressor":
-        return Quantile(last.quantile)
-    return {"HuberRegressor": "huber"}.get(record.last_name, "squared_error")
 
 
 # The table that a model takes: which columns are text, which texts it knows, where values may be missing.

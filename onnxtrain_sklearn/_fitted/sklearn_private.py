@@ -51,3 +51,8 @@ def response_method(rule: Estimator) -> str:
 def positive_label(tuned: Estimator) -> Any:
     """Return the label that a tuned threshold decides for; None: the second class."""
     return tuned._curve_scorer._get_pos_label()
+
+
+def huber_delta(booster: Estimator) -> float:
+    """Return the residual up to which the last trees of a gradient boosting counted squared errors."""
+    return float(booster._loss.closs.delta)

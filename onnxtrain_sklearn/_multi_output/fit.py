@@ -65,7 +65,7 @@ from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._pretrained.comparison import require_same_outputs
-from .._training.step_parts import OutputLoss, TotalLoss
+from .._training.step_parts import OutputLoss, StepSettings, TotalLoss
 from .._utils.params import Instance, OneOf, Parameter
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest
@@ -221,7 +221,7 @@ def complete_state_of_outputs(
 
 
 def validation_of_outputs(
-    output_tasks: Tasks, context: FitContext, state: FittedState, examples: Examples
+    output_tasks: Tasks, context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the rows to score and the function that scores the current parameters; both None without such rows."""
     estimator, call, held_out = context.estimator, context.call, context.split.of(examples)[1]

@@ -16,6 +16,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from sklearn.base import clone
+from sklearn.metrics import r2_score
 
 from onnxtrain_sklearn import gradient_graph, losses
 from onnxtrain_sklearn.graph import GraphBuilder
@@ -27,6 +28,7 @@ VARIANTS: dict[str, list[dict[str, float]]] = {
     "huber": [{"delta": 0.25}],
     "quantile": [{"quantile": 0.9}, {"quantile": 0.02}],
     "elastic": [{"l1_ratio": 0.0}, {"l1_ratio": 1.0}],
+    "epsilon_insensitive": [{"epsilon": 0.0}, {"epsilon": 0.5, "squared": True}],
     "log_loss": [{"label_smoothing": 0.1}, {"label_smoothing": 0.75}],
     "focal": [{"gamma": 0.0}, {"gamma": 0.5}],
     "tweedie": [{"power": 1.0}, {"power": 1.1}, {"power": 2}, {"power": 2.5}],
@@ -70,6 +72,11 @@ def huber(s, y, task, delta=1.0):
     return np.where(r <= delta, 0.5 * r * r, delta * (r - 0.5 * delta))
 
 
+def epsilon_insensitive(s, y, task, epsilon=0.1, squared=False):
+    beyond = np.maximum(np.abs(s - y) - epsilon, 0)
+    return beyond**2 if squared else beyond
+
+
 def modified_huber(s, y, task):
     z = margin(s, y)
     return np.select([z >= 1, z >= -1], [0.0, (1 - z) ** 2], -4 * z)
@@ -94,6 +101,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "gamma": lambda s, y, task: s + y * np.exp(-s),
     "log_cosh": log_cosh,
     "elastic": lambda s, y, task, l1_ratio=0.5: l1_ratio * np.abs(s - y) + (1 - l1_ratio) * (s - y) ** 2,
+    "epsilon_insensitive": epsilon_insensitive,
     "log_loss": log_loss,
     "hinge": lambda s, y, task: np.maximum(1 - margin(s, y), 0),
     "squared_hinge": lambda s, y, task: np.maximum(1 - margin(s, y), 0) ** 2,
@@ -335,3 +343,19 @@ def test_link_is_in_the_table(case):
 @pytest.mark.parametrize("loss", losses.LOSSES.values())
 def test_class_is_public(loss):
     assert getattr(losses, loss.__name__) is loss
+
+
+OF_NUMBERS = [case for case in CASES if case.task == "regression"]
+
+
+@pytest.mark.parametrize("case", OF_NUMBERS, ids=lambda case: case.id)
+def test_only_losses_that_order_predictions_as_r2_does_are_judged_by_it(case):
+    """Of any two predictions the one of the lower loss has the higher R²: so it is for the squared error alone."""
+    rng = np.random.default_rng(0)
+    y = rng.exponential(size=(50, 1)) + 0.1
+    scores = [y + size * rng.standard_t(2, size=(50, 1)) for size in np.linspace(0.1, 2, 40)]
+    errors = [case.rows(s, y).mean() for s in scores]
+    predictions = [np.exp(s) if case.loss.link("regression") == "exp" else s for s in scores]
+    order = np.argsort([r2_score(y, p) for p in predictions])[::-1]
+    agrees = np.array_equal(np.argsort(errors), order)
+    assert agrees == (case.loss.judged_by == "score" or case.loss.get_params() == {"l1_ratio": 0.0})

@@ -15,6 +15,7 @@ import pytest
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import make_classification, make_regression
+from sklearn.metrics import mean_pinball_loss
 from sklearn.utils.class_weight import compute_class_weight
 
 from onnxtrain_sklearn import (
@@ -27,6 +28,7 @@ from onnxtrain_sklearn import (
     RowBlocks,
     callbacks,
 )
+from onnxtrain_sklearn.losses import Quantile
 from tests.helpers.environment import OWN_MEMORY, available_engines, each_engine
 from tests.helpers.observed import prepare_on_sample, trained_on_device
 
@@ -570,3 +572,15 @@ def test_fitted_model_trains_on_a_table_that_lacks_a_class(tmp_path):
 def test_frame_with_a_column_named_block_is_no_source():
     frame = pd.DataFrame(labels()[0], columns=["block", *NAMES[1:]])
     assert len(classifier().fit(frame, labels()[1]).predict(frame)) == len(frame)
+
+
+def test_early_stopping_keeps_the_least_loss_of_a_quantile(tmp_path):
+    X, y = numbers()
+    path = write(tmp_path / "table.parquet", X[:900], y[:900])
+    settings = {"loss": Quantile(0.1), "early_stopping": "best_epoch", "learning_rate_init": 0.1, "max_iter": 12}
+    held_out = pd.DataFrame(X[900:], columns=NAMES)
+    fitted = regressor(**settings).fit(RowBlocks(path, "y", buffer_rows=200), X_val=held_out, y_val=y[900:])
+    losses = np.array([row["validation_loss"] for row in fitted.history_])
+    found = mean_pinball_loss(y[900:], fitted.predict(held_out), alpha=0.1)
+    scale = found / losses.min()  # the loss is in the unit of the targets as they are trained, of deviation one
+    np.testing.assert_allclose(scale, y[:900].std(), rtol=1e-4)

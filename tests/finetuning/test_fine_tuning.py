@@ -11,7 +11,8 @@ from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.decomposition import PCA
 from sklearn.ensemble import GradientBoostingRegressor, RandomForestRegressor
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, QuantileRegressor, Ridge
+from sklearn.metrics import mean_pinball_loss, r2_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
@@ -209,3 +210,22 @@ def test_partial_fit_goes_on_with_plain_steps():
 def test_invalid_settings_are_named(setting):
     with pytest.raises(ValueError, match=next(iter(setting))):
         OrtGradientRegressor(ridge(), finetune=FineTuner(**setting)).fit(X[NEW], Y[NEW])
+
+
+@each_engine
+def test_validation_data_choose_the_candidate_of_the_least_quantile_loss(engine):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 2)).astype(np.float32)
+    y = X[:, 0] + (1 + 2 * (X[:, 1] > 0)) * rng.exponential(size=600)
+    y[300:] += 2 * X[300:, 1]
+    old = QuantileRegressor(quantile=0.1, alpha=0).fit(X[:300], y[:300])
+    tuned = OrtGradientRegressor(old, engine=engine, random_state=0)
+    tuned.fit(X[300:450], y[300:450], X_val=X[450:], y_val=y[450:])
+    score, share = tuned.fine_tuning_["score"], tuned.fine_tuning_["share"]
+    p = tuned.predict(X[450:])
+    assert_allclose(-mean_pinball_loss(y[450:], p, alpha=0.1), score.max(), rtol=1e-5)
+    assert share[np.argmax(score)] == 1
+    assert_allclose(mean_pinball_loss(y[450:], old.predict(X[450:]), alpha=0.1), -score[0], rtol=1e-5)
+    by_r2 = OrtGradientRegressor(old, scoring="r2", engine=engine, random_state=0)
+    by_r2.fit(X[300:450], y[300:450], X_val=X[450:], y_val=y[450:])
+    assert_allclose(by_r2.fine_tuning_["score"].max(), r2_score(y[450:], by_r2.predict(X[450:])), rtol=1e-5)

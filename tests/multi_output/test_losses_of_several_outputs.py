@@ -198,3 +198,19 @@ def test_callbacks_measure_the_same_sum_on_rows_that_are_not_trained():
     row = estimator.history_[-1]
     assert_allclose(row["validation_loss"], total_loss(found, X[20:], y_held, LOSS_WEIGHTS, held), rtol=1e-5)
     assert_allclose(row["train_loss"], total_loss(found, X[:20], y, LOSS_WEIGHTS, {}), rtol=1e-5)
+
+
+@each_engine
+def test_the_epoch_of_the_least_total_loss_is_kept_where_r2_judges_wrongly(engine):
+    names, held_out = ("class", "numbers"), slice(0, 20)
+    train, truth = {n: Y[n][20:] for n in names}, {n: Y[n][held_out] for n in names}
+    settings = {"loss_weights": of(names, LOSS_WEIGHTS), "early_stopping": "best_epoch", "engine": engine}
+    settings |= {"max_iter": 30, "learning_rate_init": 0.5, "batch_size": 10}
+    fitted = net(names, **settings).fit(X[20:], train, X_val=X[held_out], y_val=truth)
+    losses = [row["validation_loss"] for row in fitted.history_]
+    arrays = {name: array.astype(float) for name, array in fitted.weights_.items()}
+    assert_allclose(total_loss(arrays, X[held_out], truth, LOSS_WEIGHTS, {}), min(losses), rtol=1e-5)
+    assert 0 < np.argmin(losses) < 29
+    by_score = net(("class", "number"), early_stopping=True, max_iter=2)
+    targets = of(("class", "number"))
+    assert "validation_loss" not in by_score.fit(X, targets, X_val=X, y_val=targets).history_[0]

@@ -1,0 +1,201 @@
+"""The objective that a model was fitted with: its loss, with its settings, and the weights of its classes.
+
+Training goes on with them: :func:`loss_of` returns the loss or the nearest one of this package, :func:`class_weight_of`
+the weights of the classes. A meta-estimator has the objective of its members, where they share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import (
+    AdaBoostRegressor,
+    BaggingClassifier,
+    BaggingRegressor,
+    GradientBoostingRegressor,
+    StackingClassifier,
+    StackingRegressor,
+    VotingClassifier,
+    VotingRegressor,
+)
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import HuberRegressor, QuantileRegressor, RANSACRegressor, RidgeClassifier, RidgeClassifierCV
+from sklearn.multiclass import OneVsOneClassifier, OneVsRestClassifier, OutputCodeClassifier
+from sklearn.multioutput import ClassifierChain, MultiOutputClassifier, MultiOutputRegressor, RegressorChain
+from sklearn.svm import SVR, NuSVR
+from sklearn.utils.validation import check_is_fitted
+
+from .._model.trainable import TrainableModel
+from .._utils.typing import ClassWeight, Estimator
+from ..exceptions import warn
+from ..losses import EpsilonInsensitive, Huber, Loss, Quantile, Tweedie
+from . import sklearn_private
+from .convert import library_of, loss_of_booster
+from .fitted_model import walk
+from .model_record import ModelRecord, record_of
+
+SQUARED_ERROR = "squared_error"
+
+POWERS = {"PoissonRegressor": 1, "GammaRegressor": 2}
+"""The powers of the mean that the variance is for generalized linear models, by their class."""
+
+PROBLEMS = (OneVsOneClassifier, OneVsRestClassifier, OutputCodeClassifier, MultiOutputClassifier, ClassifierChain)
+"""Classifiers that hold one estimator for each of several problems of their own."""
+
+
+def loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
+    """Return the loss that the last step was fitted with, or the nearest one of this package."""
+    if record.gives_labels:
+        return _loss_of_labels(record)
+    found = _loss_of_numbers(record.last)
+    # Deviances are of means that are exponentials of the scores; sums of such means, and other links, are not.
+    deviance = found in ("poisson", "gamma") or isinstance(found, Tweedie)
+    return SQUARED_ERROR if deviance and source.link != "exp" else found
+
+
+def _loss_of_labels(record: ModelRecord) -> str:
+    """Return the loss of a classifier: the log loss of probabilities, or a loss of margins."""
+    last = record.last
+    if hasattr(last.estimators_[0] if record.is_one_vs_one else last, "predict_proba"):
+        return "log_loss"
+    while parts := _members(last) or (last.estimators_ if isinstance(last, PROBLEMS) else []):
+        last = record_of(parts[0]).last
+    squared = isinstance(last, RidgeClassifier | RidgeClassifierCV) or getattr(last, "loss", None) == "squared_hinge"
+    return "squared_hinge" if squared else "hinge"
+
+
+def _loss_of_numbers(last: Any) -> str | Loss:
+    """Return the loss of a regressor."""
+    if library_of(last) is not None:
+        return loss_of_booster(last)
+    power = getattr(last, "power", POWERS.get(type(last).__name__, 0))
+    if power >= 1:
+        return {1: "poisson", 2: "gamma"}.get(power) or Tweedie(power)
+    if isinstance(last, QuantileRegressor):
+        return Quantile(last.quantile)
+    if isinstance(last, HuberRegressor):
+        return Huber(float(last.epsilon * last.scale_))
+    if isinstance(last, SVR):
+        return EpsilonInsensitive(last.epsilon)
+    if isinstance(last, NuSVR):
+        return "absolute_error"  # its margin is not kept
+    if isinstance(last, TransformedTargetRegressor):
+        return _in_units_of_targets(_loss_of_numbers(record_of(last.regressor_).last), last.transformer_)
+    members = _members(last)
+    if members:
+        found = [_loss_of_numbers(record_of(one).last) for one in members]
+        return found[0] if len(set(map(repr, found))) == 1 else SQUARED_ERROR
+
+    name = getattr(last, "criterion", None) if hasattr(last, "tree_") or hasattr(last, "estimators_") else None
+    name = getattr(last, "loss", name)
+    if name in ("absolute_error", "poisson", "gamma"):
+        return str(name) if name == "absolute_error" or hasattr(last, "loss") else SQUARED_ERROR
+    if name == "quantile":
+        return Quantile(getattr(last, "quantile", None) or last.alpha)
+    if name == "huber":
+        of_boosting = isinstance(last, GradientBoostingRegressor)  # of the residuals before its last trees
+        return Huber(sklearn_private.huber_delta(last) if of_boosting else last.epsilon)
+    if name in ("epsilon_insensitive", "squared_epsilon_insensitive"):
+        return EpsilonInsensitive(last.epsilon, squared=name != "epsilon_insensitive")
+    return SQUARED_ERROR
+
+
+def _members(last: Any) -> Sequence[Estimator]:
+    """Return the estimators whose objective a meta-estimator has; none for other estimators."""
+    if isinstance(last, RANSACRegressor):
+        return [last.estimator_]
+    if isinstance(last, StackingRegressor | StackingClassifier):
+        return [last.final_estimator_]
+    several = (
+        AdaBoostRegressor,
+        BaggingClassifier,
+        BaggingRegressor,
+        MultiOutputRegressor,
+        RegressorChain,
+        VotingClassifier,
+        VotingRegressor,
+    )
+    return list(last.estimators_) if isinstance(last, several) else []
+
+
+def _in_units_of_targets(loss: str | Loss, transformer: Any) -> str | Loss:
+    """Return the loss on targets whose transforms had ``loss``.
+
+    Quantiles follow any monotone transform. A margin has a size on the targets if they were shifted and scaled alone.
+    """
+    points = np.linspace(-1, 1, 5)[:, None] * np.ones(int(getattr(transformer, "n_features_in_", 1)))
+    with np.errstate(all="ignore"):
+        steps = np.diff(np.asarray(transformer.inverse_transform(points), np.float64), axis=0)
+    if loss == "absolute_error":
+        return loss
+    if isinstance(loss, Quantile):
+        return loss if (steps > 0).all() else Quantile(1 - loss.quantile) if (steps < 0).all() else SQUARED_ERROR
+    if isinstance(loss, Huber | EpsilonInsensitive):
+        scale = np.abs(steps) / 0.5
+        if not np.allclose(scale, scale[0, 0], rtol=1e-6):
+            return SQUARED_ERROR
+        factor = float(scale[0, 0])
+        if isinstance(loss, Huber):
+            return Huber(loss.delta * factor)
+        return EpsilonInsensitive(loss.epsilon * factor, squared=loss.squared)
+    return SQUARED_ERROR
+
+
+# The weights of classes. A weight of rows by their label can follow those of an estimator of one label a row; of binary
+# problems within a model, each with weights of its own, it cannot, which a warning says.
+
+
+def class_weight_of(estimator: Estimator) -> ClassWeight:
+    """Return the weights of classes that a classifier was fitted with; None if they are equal or not known."""
+    try:
+        check_is_fitted(estimator)
+    except NotFittedError:
+        return None
+    return _own_class_weight(record_of(estimator).last)[0]
+
+
+def warn_of_lost_class_weights(estimator: Estimator) -> None:
+    """Warn if parts of a classifier were fitted with class weights that are not those of its labels."""
+    record = record_of(estimator)
+    given = {type(part).__name__ for _, part in walk(record.last) if _own_class_weight(part)[0] is not None}
+    if given and not _own_class_weight(record.last)[1]:
+        warn(
+            f"The class weights of {min(given)} within this {record.last_name} are not taken over, because they weigh "
+            f"the classes of problems of its own. All classes weigh the same; set class_weight, 'balanced' or a dict "
+            f"by label, to weigh them, or {{}} to leave them equal without this warning.",
+            UserWarning,
+        )
+
+
+def _own_class_weight(last: Any) -> tuple[ClassWeight, bool]:
+    """Return the class weights of an estimator, and whether its parameters or those of all its members tell them."""
+    if library_of(last) is not None:
+        return _class_weight_of_booster(last), True
+    if isinstance(last, CalibratedClassifierCV):
+        return None, True  # calibrated on rows that weigh the same
+    members = _members(last)
+    if members:
+        found = [_own_class_weight(record_of(one).last) for one in members]
+        same = len({repr(weight) for weight, _ in found}) == 1 and all(known for _, known in found)
+        return found[0] if same else (None, False)
+    weight = getattr(last, "class_weight", None)
+    if isinstance(weight, str) and weight == "balanced_subsample":
+        return "balanced", True  # those of the samples of single trees are these on average
+    return weight, hasattr(last, "class_weight")
+
+
+def _class_weight_of_booster(last: Any) -> ClassWeight:
+    """Return the class weights of LightGBM's or XGBoost's classifier."""
+    given = last.get_params()
+    if given.get("class_weight") is not None:
+        return given["class_weight"]  # type: ignore[no-any-return]
+    if given.get("is_unbalance"):
+        return "balanced"
+    factor = given.get("scale_pos_weight")
+    if factor in (None, 1, 1.0) or len(last.classes_) != 2:
+        return None
+    return {last.classes_[1]: float(factor)}
