@@ -6,7 +6,7 @@ the weights of the classes. A meta-estimator has the objective of its members, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sklearn.ensemble import (
     BaggingClassifier,
     BaggingRegressor,
     GradientBoostingRegressor,
+    HistGradientBoostingClassifier,
     StackingClassifier,
     StackingRegressor,
     VotingClassifier,
@@ -127,7 +128,7 @@ def _in_units_of_targets(loss: str | Loss, transformer: Any) -> str | Loss:
 
     Quantiles follow any monotone transform. A margin has a size on the targets if they were shifted and scaled alone.
     """
-    points = np.linspace(-1, 1, 5)[:, None] * np.ones(int(getattr(transformer, "n_features_in_", 1)))
+    points = np.linspace(0.1, 1.1, 5)[:, None] * np.ones(int(getattr(transformer, "n_features_in_", 1)))
     with np.errstate(all="ignore"):
         steps = np.diff(np.asarray(transformer.inverse_transform(points), np.float64), axis=0)
     if loss == "absolute_error":
@@ -135,7 +136,7 @@ def _in_units_of_targets(loss: str | Loss, transformer: Any) -> str | Loss:
     if isinstance(loss, Quantile):
         return loss if (steps > 0).all() else Quantile(1 - loss.quantile) if (steps < 0).all() else SQUARED_ERROR
     if isinstance(loss, Huber | EpsilonInsensitive):
-        scale = np.abs(steps) / 0.5
+        scale = np.abs(steps) / 0.25
         if not np.allclose(scale, scale[0, 0], rtol=1e-6):
             return SQUARED_ERROR
         factor = float(scale[0, 0])
@@ -161,7 +162,7 @@ def class_weight_of(estimator: Estimator) -> ClassWeight:
 def warn_of_lost_class_weights(estimator: Estimator) -> None:
     """Warn if parts of a classifier were fitted with class weights that are not those of its labels."""
     record = record_of(estimator)
-    given = {type(part).__name__ for _, part in walk(record.last) if _own_class_weight(part)[0] is not None}
+    given = {type(part).__name__ for _, part in walk(record.last) if _weighs_classes(part)}
     if given and not _own_class_weight(record.last)[1]:
         warn(
             f"The class weights of {min(given)} within this {record.last_name} are not taken over, because they weigh "
@@ -169,6 +170,12 @@ def warn_of_lost_class_weights(estimator: Estimator) -> None:
             f"by label, to weigh them, or {{}} to leave them equal without this warning.",
             UserWarning,
         )
+
+
+def _weighs_classes(part: Any) -> bool:
+    """Return True if parameters of an estimator, fitted or not, weigh classes."""
+    given = [getattr(part, name, None) for name in ("class_weight", "is_unbalance", "scale_pos_weight")]
+    return any(value is not None and value is not False and value != 1 for value in given)
 
 
 def _own_class_weight(last: Any) -> tuple[ClassWeight, bool]:
@@ -180,12 +187,22 @@ def _own_class_weight(last: Any) -> tuple[ClassWeight, bool]:
     members = _members(last)
     if members:
         found = [_own_class_weight(record_of(one).last) for one in members]
-        same = len({repr(weight) for weight, _ in found}) == 1 and all(known for _, known in found)
-        return found[0] if same else (None, False)
+        if len({repr(weight) for weight, _ in found}) > 1 or not all(known for _, known in found):
+            return None, False
+        return _by_label(found[0][0], last.classes_), True
     weight = getattr(last, "class_weight", None)
+    if isinstance(last, HistGradientBoostingClassifier):
+        return _by_label(weight, last.classes_), True
     if isinstance(weight, str) and weight == "balanced_subsample":
         return "balanced", True  # those of the samples of single trees are these on average
     return weight, hasattr(last, "class_weight")
+
+
+def _by_label(weight: ClassWeight, classes: np.ndarray) -> ClassWeight:
+    """Return weights by label, given those by the positions of the labels, by which members of ensembles know them."""
+    if not isinstance(weight, Mapping):
+        return weight
+    return {classes[int(position)]: number for position, number in weight.items()}
 
 
 def _class_weight_of_booster(last: Any) -> ClassWeight:
