@@ -32,7 +32,8 @@ class FineTuner(Component):
     :math:`e^{-2 z}`, where z is the difference of its loss to that of the best one in standard errors. Where the scores
     are not linear in the weights, only candidates of the best search are averaged. The model stays as it is unless this
     mean, or else the best recalibration, has a lower loss on the held-out rows. With ``X_val``, the candidate that
-    scores best on these data is taken. The attribute ``fine_tuning_`` of the estimator holds the candidates.
+    scores best on these data is taken, or, of losses of numbers other than the squared error, that of the least loss.
+    The attribute ``fine_tuning_`` of the estimator holds the candidates.
 
     Xuhong, Grandvalet and Davoine, "Explicit inductive bias for transfer learning with convolutional networks", 2018.
 

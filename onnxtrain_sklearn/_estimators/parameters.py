@@ -349,8 +349,8 @@ fine_tuning_ : dict of str to ndarray
     The candidates of fine-tuning, a column for each property. ``candidate``: the search ("old", "shifted", "rescaled",
     "zero", "old rows"). ``strength``: the strength of its pull, infinite for its start, or the weight of the old rows.
     ``loss``: the loss of held-out rows. ``gain``, ``standard_error``: how far that is below the loss of the old model.
-    ``share``: the share of the candidate in the result. With ``X_val``, ``score`` replaces the losses. Not available
-    after plain training.
+    ``share``: the share of the candidate in the result. With ``X_val``, ``score`` replaces the losses: the score, or
+    minus the validation loss if the loss judges. Not available after plain training.
 engine_, device_ : str
     The gradient engine and the device that were used.
 model_ : onnx.ModelProto
