@@ -19,21 +19,17 @@ from sklearn.ensemble import (
 )
 from sklearn.frozen import FrozenEstimator
 from sklearn.linear_model import (
-    GammaRegressor,
-    HuberRegressor,
     LinearRegression,
     LogisticRegression,
     Perceptron,
     PoissonRegressor,
-    QuantileRegressor,
     Ridge,
-    TweedieRegressor,
 )
 from sklearn.model_selection import GridSearchCV
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import SVC, LinearSVC
+from sklearn.svm import LinearSVC
 from sklearn.tree import DecisionTreeRegressor
 
 from onnxtrain_sklearn import losses
@@ -162,34 +158,6 @@ class TestLabels:
 
 
 class TestLoss:
-    @pytest.mark.parametrize(
-        ("model", "y", "loss"),
-        [
-            (Ridge(), NUMBER, losses.SquaredError),
-            (HuberRegressor(), NUMBER, losses.Huber),
-            (QuantileRegressor(quantile=0.8, alpha=0), NUMBER, losses.Quantile),
-            (PoissonRegressor(), POSITIVE, losses.Poisson),
-            (TweedieRegressor(power=1), POSITIVE, losses.Poisson),
-            (GammaRegressor(), POSITIVE, losses.Gamma),
-            (TweedieRegressor(power=1.5), POSITIVE, losses.SquaredError),
-            (HistGradientBoostingRegressor(loss="poisson", max_iter=3), POSITIVE, losses.Poisson),
-            (make_pipeline(StandardScaler(), PoissonRegressor()), POSITIVE, losses.Poisson),
-        ],
-        ids=lambda value: value.__class__.__name__ if not isinstance(value, type) else value.__name__,
-    )
-    def test_follows_the_regressor(self, model, y, loss):
-        tuned = regressor(clone(model).fit(X, y)).fit(X, y)
-        assert type(tuned._state.live.step.settings.loss) is loss
-        assert getattr(tuned._state.live.step.settings.loss, "quantile", 0.8) == 0.8
-
-    @pytest.mark.parametrize(
-        ("model", "loss"),
-        [(LinearSVC(), losses.Hinge), (SVC(), losses.Hinge), (LogisticRegression(), losses.LogLoss)],
-    )
-    def test_follows_the_classifier(self, model, loss):
-        tuned = classifier(clone(model).fit(X, BINARY)).fit(X, BINARY)
-        assert type(tuned._state.live.step.settings.loss) is loss
-
     def test_of_the_user_comes_first(self):
         tuned = regressor(PoissonRegressor().fit(X, POSITIVE), loss=losses.Gamma()).fit(X, POSITIVE)
         assert type(tuned._state.live.step.settings.loss) is losses.Gamma
