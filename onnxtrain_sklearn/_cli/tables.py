@@ -341,7 +341,7 @@ class Target:
     name: str
     task: TableTask
     reason: str
-    can_restore: bool
+    is_whole: bool
     """Whether all values are whole numbers."""
 
     def values_of(self, column: pandas.Series) -> np.ndarray:
@@ -349,7 +349,7 @@ class Target:
         if self.task == "regression":
             return np.asarray(column.to_numpy(np.float64))
         values = column.to_numpy()
-        return np.asarray(values, np.int64) if self.can_restore else np.array([str(value) for value in values])
+        return np.asarray(values, np.int64) if self.is_whole else np.array([str(value) for value in values])
 
 
 def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Target:
@@ -360,12 +360,12 @@ def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Tar
         raise ValueError(f"The target {name!r} is missing in {missing} of {len(series)} rows: remove these rows.")
     # Whole numbers in floats are read like integers: pandas makes floats of a column with a missing value.
     kind, numbers = series.dtype.kind, series.to_numpy(np.float64) if series.dtype.kind in "iuf" else None
-    can_restore = numbers is not None and bool((numbers == np.rint(numbers)).all())
+    is_whole = numbers is not None and bool((numbers == np.rint(numbers)).all())
     if task is not None:
         reason = "--task or the model says"
     elif numbers is None:
         task, reason = "classification", "it holds text or truth values"
-    elif not can_restore:
+    elif not is_whole:
         task, reason = "regression", "it holds fractions"
     else:
         task = "classification" if (different := series.nunique()) <= MOST_CLASSES else "regression"
@@ -376,7 +376,7 @@ def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Tar
         reason = f"it holds {different} different whole numbers; {remedy[task]}"
     if task == "regression" and kind not in "iufb":
         raise UsageError(f"The target {name!r} holds text ({series.iloc[0]!r}), which is no number to regress on.")
-    return Target(name, task, reason, can_restore)
+    return Target(name, task, reason, is_whole)
 
 
 # The other columns.

@@ -1,7 +1,7 @@
 """Tasks on a cluster: submit them, wait for them, and say what failed.
 
-Waiting never lasts longer than there is hope: a cluster whose scheduler is gone, or none of whose workers runs tasks,
-is an error after :data:`PATIENCE` seconds.
+Waiting ends with an error when the scheduler, or any worker that runs tasks, has been missing for :data:`PATIENCE`
+seconds.
 """
 
 from __future__ import annotations

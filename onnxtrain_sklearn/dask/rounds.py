@@ -38,7 +38,7 @@ from .cluster import Cluster, Future
 from .partitions import ClusterStream, Stripe, Window, size_of_window
 
 MASKS = 2**40
-"""Draws of dropout masks between those of two shards, which are others."""
+"""Distance of the numbers of the dropout masks of two shards: no shard draws so many, so no mask is drawn twice."""
 
 IDLE_JOBS, CACHED_ORDERS = 8, 32
 """Prepared trainings, and orders of rows, that a worker keeps for further rounds."""

@@ -40,16 +40,11 @@ from .embeddings import (
 )
 from .layers import ACTIVATIONS, DEVIATIONS, empty_graph, finish, layer_sizes
 
-MAX_ONE_HOT = 9
-"""Codes of a categorical column that become indicators, at most; the rest become vectors of VECTOR_SIZE numbers."""
-
-
-VECTOR_SIZE = 8
-
+MAX_ONE_HOT, VECTOR_SIZE = 9, 8
+"""A categorical column of at most so many codes becomes indicators, one of more a vector of so many numbers."""
 
 BINARY = 3
 """Number of codes of a column with two categories."""
-
 
 NONE = -1.0
 """A code that no row has."""
@@ -187,8 +182,8 @@ class RealMLP(BaseBuilder):
         columns = self._columns(table, rng, rows)
         first = {**columns.weights, "scale": np.ones(columns.width, np.float32)}
         form = task, content(columns.constants)
-        # What the first layer reads for these rows: its initial weights depend on it, and on its results those of the
-        # next one.
+        # The inputs of the first layer for these rows: its initial weights depend on them, and those of each further
+        # layer on the results of the layer before.
         values = None
         if rows is not None and self.variant == "td":
             own = (content(self), form) if columns.is_own else None
@@ -498,14 +493,14 @@ def numeric_columns(
     table: CodedTable, embedding: Embedding | None, rng: np.random.RandomState, rows: np.ndarray | None
 ) -> list[DrawnColumns]:
     """Return the embedded numeric columns, if there are any; ``rows`` are those of the whole table."""
-    numbers, can_restore = table.numbers, not table.indicators and not table.vectors
+    numbers = table.numbers
     if not len(numbers):
         return []
     if embedding is None:
         drawn = DrawnColumns(len(numbers), lambda op, x: x)
     else:
         drawn = drawn_embedding(embedding, len(numbers), rng, None if rows is None else rows[:, numbers])
-    if can_restore:
+    if not table.indicators and not table.vectors:  # the numbers are the whole table
         return [drawn]
     return [replace(drawn, emit=lambda op, x: drawn.emit(op, op.Gather(x, numbers, axis=1)))]
 
