@@ -35,7 +35,6 @@ from .._ort import devices
 from .._ort.devices import Device
 from .._utils.cache import digest
 from .._utils.typing import ClassWeight, MatrixLike
-from ..graph import GraphBuilder
 from ..runtime import resolve_runtime
 from .preprocessing import Preprocessing, Scaling, fit_preprocessing
 from .raw_table import RawTable, categorical_columns, read_table, warn_of_columns
@@ -399,10 +398,13 @@ def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None 
     Several members are averaged: their predictions, or their probabilities, which give the labels.
     """
     op = members[0].preprocessing.new_graph()
-    results = [
-        _append_model(op, member.model, member.preprocessing.emit(op), f"{i}." if len(members) > 1 else "")
-        for i, member in enumerate(members)
-    ]
+    results = []
+    for i, member in enumerate(members):
+        matrix, network = member.preprocessing.emit(op), from_bytes(member.model).graph
+        for domain, version in network.opset_imports.items():
+            op.graph.opset_imports.setdefault(domain, version)
+        # Weights keep their names, after the number of the network if there are several.
+        results.append(append_graph(op, network, [matrix], f"{i}." if len(members) > 1 else ""))
     outputs = results[0] if len(members) == 1 else averaged_predictions(op, results, task, classes)
     names = ["variable"] if task == "regression" else ["label", "probabilities"]
     for name, value in zip(names, outputs, strict=True):
@@ -412,14 +414,6 @@ def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None 
     if any(value.type is None or value.shape is None for value in op.graph.outputs):
         infer_shapes(model)
     return model
-
-
-def _append_model(op: GraphBuilder, model: bytes, matrix: ir.Value, prefix: str) -> list[ir.Value]:
-    """Append a network under new names, its weights under ``prefix`` and their own; return its outputs."""
-    graph = from_bytes(model).graph
-    for domain, version in graph.opset_imports.items():
-        op.graph.opset_imports.setdefault(domain, version)
-    return append_graph(op, graph, [matrix], prefix)
 
 
 @dataclass(frozen=True, eq=False)

@@ -221,11 +221,9 @@ class RealMLP(BaseBuilder):
             h = _hidden(op, h, f"layers.{i}", weights, self._activation(task))
             hidden.append(h)
         h = _scaled_gemm(op, h, f"layers.{count}", weights)
-        insert_dropout(op, hidden, self._ratio())
+        ratio = 0.15 * (self.variant == "td") if self.dropout == "auto" else float(self.dropout)
+        insert_dropout(op, hidden, ratio)
         return finish(graph, difference(op, h) if outputs_inside(n_outputs, task) > n_outputs else h, n_outputs)
-
-    def _ratio(self) -> float:
-        return float(self.dropout) if self.dropout != "auto" else 0.15 * (self.variant == "td")
 
     def _embedding(self) -> Embedding | None:
         if self.embedding == "auto":
