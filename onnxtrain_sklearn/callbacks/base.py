@@ -124,7 +124,11 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
         """Epochs that this call has trained."""
 
     def memory(self, callback: Callback) -> dict[str, Any]:
-        """Return the memory of a callback: numbers, texts and arrays, kept from call to call."""
+        """Return the memory of a callback: numbers, texts and arrays, kept from call to call.
+
+        Training that resumes from a file gets the memory in it after :meth:`Callback.begin`: a clock that ``begin``
+        set would then be that of another process.
+        """
 
     def measure(self, name: str, scoring: str | Callable[..., float], on: Part) -> float:
         """Return the entry ``name`` of ``row``; compute it first if it is missing.

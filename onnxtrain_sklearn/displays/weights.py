@@ -242,7 +242,15 @@ class GradientDisplay:
         if by not in DISPLAYED_BY:
             raise ValueError(f"by must be 'layer' or 'parameter', got {by!r}.")
         rows = list(history.to_dict("records") if hasattr(history, "to_dict") else history)
-        return cls(_norms_of(rows, by), estimator_name=estimator_name).plot(ax=ax, **kwargs)
+        # The rows of an ensemble tell which network they belong to; each network has epochs, and a panel, of its own.
+        networks = dict.fromkeys(row.get("network", 0) for row in rows)
+        norms = [_curves_by_name([row for row in rows if row.get("network", 0) == one], by) for one in networks]
+        if not any(norms):
+            raise ValueError(
+                "The history has no norms of the gradients of parameters. Train with the callback "
+                "GradientStatistics(by_parameter=True), which records them."
+            )
+        return cls(norms, estimator_name=estimator_name).plot(ax=ax, **kwargs)
 
     def plot(self, ax: Axes | Iterable[Axes] | None = None, **kwargs: object) -> Self:
         """Draw the norms.
@@ -272,19 +280,8 @@ class GradientDisplay:
         return self
 
 
-def _norms_of(rows: Sequence[HistoryRow], by: str) -> list[dict[str, list[float]]]:
-    """Return the norms in the rows of a history, for each network the curve of each layer."""
-    networks = dict.fromkeys(row.get("network", 0) for row in rows)
-    found = [_curves_by_name([row for row in rows if row.get("network", 0) == one], by) for one in networks]
-    if not any(found):
-        raise ValueError(
-            "The history has no norms of the gradients of parameters. Train with the callback "
-            "GradientStatistics(by_parameter=True), which records them."
-        )
-    return found
-
-
 def _curves_by_name(rows: Sequence[HistoryRow], by: str) -> dict[str, list[float]]:
+    """Return the norm of each layer, or of each parameter, in every epoch of one network."""
     names = [name for row in rows for name in row if name.startswith(RECORDED)]
     groups: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
