@@ -6,6 +6,7 @@ seconds.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -16,6 +17,9 @@ from ..exceptions import ClusterError, DivergenceError, ModelError
 
 PATIENCE = 20.0
 """Seconds without a worker that runs tasks after which waiting ends."""
+
+FULL_MEMORIES = 2
+"""Deaths of workers with full memory after which a task is given up. Dask waits for four deaths, of any cause."""
 
 Future = Any
 """A future of ``distributed``."""
@@ -106,6 +110,10 @@ class Cluster:
                 watch = watch or _Watch(self.client)
                 if (reason := watch.hopeless()) is not None:
                     raise ClusterError(f"{_unfinished(futures, places)} cannot be finished: {reason}")
+                deaths = watch.deaths_of_memory(futures)
+                if max(deaths) >= FULL_MEMORIES:
+                    place = places[deaths.index(max(deaths))]
+                    raise ClusterError(f"{place}: {_too_little_memory(max(deaths))}")
         except BaseException:
             self.release(futures)
             raise
@@ -150,6 +158,9 @@ class _Watch:
     def __init__(self, client: Any) -> None:
         self._client, self._stopped = client, threading.Event()
         self.workers: dict[str, str] = {}
+        self._full: list[float] = []
+        self._before: float | None = None
+        self._asked = -math.inf
         self._hopeful = time.monotonic()
         self._last: str | None = None
         threading.Thread(target=self._run, daemon=True).start()
@@ -164,11 +175,42 @@ class _Watch:
             except Exception as error:  # of a client that is closed or lost
                 self._last = f"the scheduler does not answer: {error}"
             else:
+                self._full = [float(when) for when, _ in self._client.get_events("worker-restart-memory")]
+                if self._before is None:
+                    self._before = max(self._full, default=0.0)
                 self.workers = {address: one.get("status", "running") for address, one in known.items()}
                 self._last = None
                 if "running" in self.workers.values():
                     self._hopeful = time.monotonic()
             self._stopped.wait(0.5)
+
+    def deaths_of_memory(self, futures: Sequence[Future]) -> list[int]:
+        """Return how many workers died with each task, or one that it needs, if as many died of full memory."""
+        none, began, now = [0] * len(futures), self._before, time.monotonic()
+        if began is None or sum(when > began for when in self._full) < FULL_MEMORIES or now - self._asked < 1:
+            return none
+        self._asked = now
+
+        def deaths(keys: list[str], dask_scheduler: Any = None) -> list[int]:
+            # Nested, so that it is sent as code: the scheduler may lack this package.
+            found = []
+            for key in keys:
+                worst, seen, waiting = 0, set(), [dask_scheduler.tasks.get(key)]
+                while waiting:
+                    task = waiting.pop()
+                    if task is None or task in seen or task.state == "memory":
+                        continue
+                    seen.add(task)
+                    worst = max(worst, task.suspicious)
+                    waiting += task.dependencies
+                found.append(worst)
+            return found
+
+        try:
+            found: list[int] = self._client.run_on_scheduler(deaths, [one.key for one in futures])
+        except Exception:  # a scheduler that takes no code: the error comes from Dask, later
+            return none
+        return found
 
     def hopeless(self) -> str | None:
         """Return why no task will be finished; None while there is hope."""
@@ -211,6 +253,13 @@ def _client(given: Any) -> Any:
     return given
 
 
+REMEDY = "give them more of it, or the table smaller partitions."
+
+
+def _too_little_memory(deaths: int) -> str:
+    return f"workers died {deaths} times while they ran this task, because their memory was full: {REMEDY}"
+
+
 def _unfinished(futures: Sequence[Future], places: Sequence[str]) -> str:
     waiting = [place for one, place in zip(futures, places, strict=True) if one.status != "finished"]
     return (waiting or list(places))[0]
@@ -224,8 +273,7 @@ def _named(place: str, error: BaseException) -> BaseException:
     if isinstance(error, KilledWorker):
         return ClusterError(
             f"{place}: workers died {error.allowed_failures + 1} times while they ran this task, the last one "
-            f"{error.last_worker.address}. Most often their memory was full: give them more of it, or the table "
-            f"smaller partitions. The logs of the workers say more."
+            f"{error.last_worker.address}. Most often their memory was full: {REMEDY} The logs of the workers say more."
         )
     kind = next((kind for kind in KEPT_TYPES if type(error) is kind), None)
     if kind is not None:
