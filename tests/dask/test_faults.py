@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -11,11 +12,12 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn.dask import LocalSGD, cluster
+from onnxtrain_sklearn.dask import LocalSGD, cluster, partitions
 from onnxtrain_sklearn.exceptions import ClusterError, DivergenceError
 from tests.dask.helpers import arrays, classifier, cluster_of, frame, labels, same_bits
 
 dask, dd = pytest.importorskip("dask"), pytest.importorskip("dask.dataframe")
+da = pytest.importorskip("dask.array")
 distributed, pd = pytest.importorskip("distributed"), pytest.importorskip("pandas")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")]
@@ -142,6 +144,52 @@ def test_all_workers_dead_is_an_error_and_a_checkpoint_goes_on_to_the_same_bits(
     assert epochs == [5, 6]
 
 
+# Memory.
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_workers_need_a_fraction_of_the_memory_of_the_rows(tmp_path, monkeypatch):
+    # The windows of a worker are as small a part of the rows as those of 64 MiB are of a large table.
+    monkeypatch.setattr(partitions, "WINDOW_BYTES", 2**23)
+    n_parts, n_rows = 64, 2**15
+
+    def rows(i):
+        return np.random.default_rng(i).normal(size=(n_rows, 30)).astype(np.float32)
+
+    def targets(i):
+        return (rows(i)[:, 0] > 0).astype(int)
+
+    def of_parts(make, shape, dtype):
+        parts = [da.from_delayed(dask.delayed(make, pure=True)(i), (n_rows, *shape), dtype) for i in range(n_parts)]
+        return da.concatenate(parts)
+
+    X, y = of_parts(rows, (30,), np.float32), of_parts(targets, (), np.int64)
+    total = X.nbytes + y.nbytes
+    # Results of tasks stay below 40 MB in memory; Dask writes the others to disk, as it does where memory is full.
+    spilling = dask.config.set({"distributed.worker.memory.target": 0.04, "distributed.worker.memory.spill": False})
+    with spilling, cluster_of(1, memory_limit="1GB", local_directory=str(tmp_path)) as client:
+        fit(client=client)  # imports, sessions
+        (before,) = client.run(_reset_peak).values()
+        averaging = LocalSGD(2000, n_shards=2)
+        found = classifier(client=client, averaging=averaging, max_iter=1, batch_size=1000).fit(X, y)
+        (peak,) = client.run(_peak_memory).values()
+    assert found.t_ == n_parts * n_rows
+    assert total > 250e6
+    assert peak - before < total / 2
+
+
+def _reset_peak():
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return _peak_memory()
+
+
+def _peak_memory():
+    with open("/proc/self/status") as file:
+        (line,) = (line for line in file if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
 # What cannot go on.
 
 
@@ -220,20 +268,21 @@ def test_divergence_names_the_shard_and_keeps_finite_weights(client):
 
 def test_worker_without_enough_memory_is_an_error(tmp_path):
     X, y = labels()
+    began = tmp_path / "began"
 
     def grow(part):
         if part["y"].index[0] >= 600:
+            if not began.exists():
+                began.touch()
             part = np.ones(2**28), part  # 2 GiB
             time.sleep(30)
         return part
 
     table = dd.from_pandas(frame(X, y=y), npartitions=2).map_partitions(grow, meta=frame(X[:0], y=y[:0]))
-    twice = dask.config.set({"distributed.scheduler.allowed-failures": 1})  # 3 by default, which takes 14 seconds
-    with twice, cluster_of(1, memory_limit="700MB", local_directory=str(tmp_path)) as client:
-        began = time.monotonic()
-        with pytest.raises(ClusterError, match=r"Partition [01]: workers died 2 times .*memory"):
+    with cluster_of(1, memory_limit="700MB", local_directory=str(tmp_path)) as client:
+        with pytest.raises(ClusterError, match=r"Partition [01]: workers died 2 times .* their memory was full: give"):
             classifier(client=client).fit(table, "y")
-        assert time.monotonic() - began < SOON
+        assert time.time() - began.stat().st_mtime < SOON
 
 
 @pytest.mark.usefixtures("soon")

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy import sparse
 from sklearn.base import clone
 from sklearn.utils.class_weight import compute_class_weight
 
@@ -158,6 +159,45 @@ def test_several_targets_are_learned(client):
     assert same_bits(found, expected)
     assert found.predict(*arrays(X)).compute() == pytest.approx(expected.predict(X))
     assert found.score(*arrays(X, Y)) == pytest.approx(expected.score(X, Y))
+
+
+SEVERAL = {
+    "indicators": lambda y: np.stack([y == 0, y == 1, y > 0], axis=1).astype(int),
+    "names": lambda y: np.stack([np.array(["a", "b", "c"])[y], np.where(y == 1, "u", "v")], axis=1),
+}
+
+
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_several_labels_of_one_shard_train_to_the_local_bits(client, kind, class_weight):
+    X, y = labels()
+    Y = SEVERAL[kind](y)
+    found = classifier(averaging=ONE_SHARD, class_weight=class_weight).fit(*arrays(X, Y))
+    expected = local(found).fit(X, Y)
+    assert same_bits(found, expected)
+    assert found.score(*arrays(X, Y)) == pytest.approx(expected.score(X, Y))
+    assert np.array_equal(found.predict(*arrays(X)).compute(), expected.predict(X))
+    if kind == "indicators":
+        assert np.array_equal(found.predict_proba(*arrays(X)).compute(), expected.predict_proba(X))
+    else:
+        with pytest.raises(ValueError, match="predict_proba gives a list of arrays for several labels"):
+            found.predict_proba(*arrays(X))
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_sparse_rows_are_trained_as_dense_ones(client, n_shards):
+    X, y = labels()
+    X[np.abs(X) < 0.5] = 0
+    averaging = ONE_SHARD if n_shards == 1 else LocalSGD(5, n_shards=n_shards)
+    dense, targets = arrays(X, y)
+    rows = dense.map_blocks(sparse.csr_matrix)
+    found = classifier(averaging=averaging).fit(rows, targets)
+    expected = local(found).fit(sparse.csr_matrix(X), y) if n_shards == 1 else found
+    assert same_bits(found, expected)
+    other = classifier(averaging=averaging).fit(dense, targets)
+    for name, weight in other.weights_.items():
+        assert found.weights_[name] == pytest.approx(weight, rel=1e-3, abs=1e-5), name
+    assert found.score(rows, targets) == pytest.approx(found.to_local().score(sparse.csr_matrix(X), y))
 
 
 def test_large_table_is_prepared_by_the_statistics_of_all_rows(client):
@@ -342,6 +382,40 @@ def test_callbacks_see_the_epochs(client):
     found = classifier(callbacks=[lambda epoch: seen.append(epoch.loss), stopping], max_iter=9).fit(*arrays(X, y))
     assert seen == found.loss_curve_
     assert found.n_iter_ < 9
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_learning_rate_finder_undoes_its_steps(client, n_shards):
+    X, y = labels()
+    averaging = ONE_SHARD if n_shards == 1 else LocalSGD(5, n_shards=n_shards)
+    found = classifier(averaging=averaging, callbacks=[callbacks.LearningRateFinder()]).fit(*arrays(X, y))
+    suggestion = found.callbacks_["LearningRateFinder"]["suggestion"]
+    assert 1e-4 < suggestion < 0.5
+    assert same_bits(found, classifier(averaging=averaging, learning_rate_init=suggestion).fit(*arrays(X, y)))
+    if n_shards == 1:
+        assert same_bits(found, local(found).fit(X, y))
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_weight_averaging_is_the_mean_after_epochs(client, n_shards):
+    X, y = labels()
+    seen = []
+
+    class Watch(callbacks.Callback):
+        def after_epoch(self, training):
+            seen.append(training.parameters.vector.copy())
+
+    averaging = ONE_SHARD if n_shards == 1 else LocalSGD(5, n_shards=n_shards)
+    options = {"averaging": averaging, "max_iter": 6, "n_iter_no_change": 99}
+    averages = [Watch(), callbacks.WeightAveraging(start=0.5)]
+    found = classifier(**options, callbacks=averages).fit(*arrays(X, y))
+    mean = np.mean(seen[3:], axis=0)
+    assert np.sort(np.concatenate([w.ravel() for w in found.weights_.values()])) == pytest.approx(
+        np.sort(mean), abs=1e-6
+    )
+    assert not np.allclose(mean, seen[-1])
+    if n_shards == 1:
+        assert same_bits(found, local(found).fit(X, y))
 
 
 REFUSED = {
