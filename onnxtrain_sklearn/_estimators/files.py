@@ -421,15 +421,15 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     """Return the graph with the current weights, whose outputs are the loss of a batch and the scores."""
     single = state.trained_form if state.trained_form.dtype == np.float32 else as_float32(state.trained_form)
     model = single.model.clone()
-    graph, decoding = model.graph, state.decoding
-    weights = {n: a.astype(np.float32) for n, a in state.trained_weights().items() if n in graph.initializers}
-    swap_initializers(graph, weights)
-    scores = next(v for v in graph.outputs if v.name == single.scores)
-    op = GraphBuilder(graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
+    ir_graph, decoding = model.graph, state.decoding
+    weights = {n: a.astype(np.float32) for n, a in state.trained_weights().items() if n in ir_graph.initializers}
+    swap_initializers(ir_graph, weights)
+    scores = next(v for v in ir_graph.outputs if v.name == single.scores)
+    op = GraphBuilder(ir_graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
     labelled = decoding.task == "multiclass"
     shape: list[str | int] = ["N"] if labelled else ["N", *(decoding.row_shape or (decoding.n_outputs,))]
     y = ir.val("labels" if labelled else "target", ir.DataType.INT64 if labelled else op.dtype, shape)
-    graph.inputs.append(y)
+    ir_graph.inputs.append(y)
     y = op.Reshape(y, [-1, decoding.n_outputs]) if decoding.row_shape else y
     columns = op.Reshape(scores, [-1, decoding.n_outputs])
     if labelled:

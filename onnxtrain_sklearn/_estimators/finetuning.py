@@ -249,17 +249,17 @@ def damping_of(state: FittedState, examples: Examples, rows: np.ndarray, scalers
 
 
 def _scaled_layers(
-    graph: ir.Graph, trained: Collection[str], scalers: Collection[str]
+    ir_graph: ir.Graph, trained: Collection[str], scalers: Collection[str]
 ) -> Iterator[tuple[str, str, bool]]:
     """Yield the input, the weight, and whether it is transposed, of each trained layer that reads scaled columns."""
-    for node in graph:
+    for node in ir_graph:
         if node.op_type not in ("Gemm", "MatMul") or node.attributes.get_int("transA", 0) == 1:
             continue
         values, weight = node.inputs[0], node.inputs[1]
         if values is None or weight is None or weight.name not in trained:
             continue
         upstream = reaching(values)
-        mixed = any(one.op_type in MIXES and any(v.name in upstream for v in one.outputs) for one in graph)
+        mixed = any(one.op_type in MIXES and any(v.name in upstream for v in one.outputs) for one in ir_graph)
         if not mixed and not upstream.isdisjoint(scalers):
             yield values.name or "", weight.name or "", bool(node.attributes.get_int("transB", 0))
 
@@ -330,19 +330,19 @@ class Remaining:
 
 def remaining(state: FittedState, columns: Columns) -> Remaining:
     """Return the computation left for each iteration: the whole graph, or the part downstream of a cut."""
-    model, trained = state.trained_form, state.parameters.names
+    graph, trained = state.trained_form, state.parameters.names
     frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in trained}
-    part = frozen_part(model.model, model.scores, trained, frozen)
+    part = frozen_part(graph.model, graph.scores, trained, frozen)
     found = None if part is None else _computed(state, part, columns)
     if part is None or found is None:
-        return Remaining(model, frozen, columns)
+        return Remaining(graph, frozen, columns)
     kept = {v.name or "": v for v in part.second.graph.inputs}
     every = {name: column for name, column in {**columns, **found}.items() if name in kept}
     for name in found:
         kept[name].shape = ir.Shape([ir.SymbolicDim("N"), *every[name].shape[1:]])
     inputs = tuple(TensorSpec(name, column.dtype, (None, *column.shape[1:])) for name, column in every.items())
     rest = {name: array for name, array in frozen.items() if name in part.second.graph.initializers}
-    return Remaining(replace(model, model=part.second, inputs=inputs, reference=None), rest, every)
+    return Remaining(replace(graph, model=part.second, inputs=inputs, reference=None), rest, every)
 
 
 def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[str, InputData] | None:
@@ -373,9 +373,9 @@ def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[st
 
 def column_factors(model: ir.Model, columns: Columns, device: Device) -> np.ndarray | None:
     """Return the factor by which a graph multiplies each column of sparse rows; None if it computes anything else."""
-    graph = model.graph
-    names = [value.name or "" for value in graph.inputs]
-    if len(names) != 1 or names[0] not in sparse_inputs(columns) or not _multiplies_only(graph):
+    ir_graph = model.graph
+    names = [value.name or "" for value in ir_graph.inputs]
+    if len(names) != 1 or names[0] not in sparse_inputs(columns) or not _multiplies_only(ir_graph):
         return None
     column = columns[names[0]]
     ones = InputData(np.ones((1, *column.shape[1:]), column.dtype), column.dtype)
@@ -383,10 +383,10 @@ def column_factors(model: ir.Model, columns: Columns, device: Device) -> np.ndar
     return found[0] if found.shape == ones.shape and np.isfinite(found).all() else None
 
 
-def _multiplies_only(graph: ir.Graph) -> bool:
+def _multiplies_only(ir_graph: ir.Graph) -> bool:
     """Return True if the graph at most multiplies its input by numbers or divides it by them."""
-    of_data = set(graph.inputs)
-    for node in graph:
+    of_data = set(ir_graph.inputs)
+    for node in ir_graph:
         places = [i for i, value in enumerate(node.inputs) if value in of_data]
         if not places:
             continue

@@ -203,10 +203,10 @@ class FittedState:
         key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
         if key not in self.live.predictors:
             make: Callable[..., Any] = inference_model if sparse else filled_graph
-            graph = make(*predicting_model(self), self.decoding, with_scores=with_scores)
+            inference = make(*predicting_model(self), self.decoding, with_scores=with_scores)
             width = sum(math.prod(shape) for shape in self.shapes.values())
             self.live.predictors[key] = Predictor(
-                graph,
+                inference,
                 self.device,
                 self.session_options,
                 width=width,
@@ -251,14 +251,14 @@ class FittedState:
         """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
         sparse = sparse_inputs(columns)
         if sparse:
-            graph: Any = inference_model(self.trained_form, self.frozen, self.decoding, with_scores=with_scores)
+            inference: Any = inference_model(self.trained_form, self.frozen, self.decoding, with_scores=with_scores)
         else:
             live = self.parameters.prediction_views()
             every = {**self.frozen, **live}
-            graph = filled_graph(self.trained_form, every, self.decoding, with_scores=with_scores, live=live)
+            inference = filled_graph(self.trained_form, every, self.decoding, with_scores=with_scores, live=live)
         rows_meet = self.rows_of_predictions_meet
         return Predictor(
-            graph, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet
+            inference, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet
         )
 
     def rows_of_predictions_meet(self) -> bool:

@@ -99,17 +99,17 @@ def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
 def _graph(estimator: Any) -> str:
     """Return the graph that predicts."""
     try:
-        graph = load(estimator.to_onnx()).graph
+        ir_graph = load(estimator.to_onnx()).graph
     except ModelError as error:  # such as of labels that ONNX has no type for
         return escape(str(error))
     describe = getattr(estimator, "describe", None)
-    trained = graph.initializers if describe is None else {entry.name for entry in describe().of("trained")}
-    count = len(graph) + len(graph.inputs) + len(graph.outputs)
+    trained = ir_graph.initializers if describe is None else {entry.name for entry in describe().of("trained")}
+    count = len(ir_graph) + len(ir_graph.inputs) + len(ir_graph.outputs)
     if count > MOST_BOXES:
         return (
             f"{count} nodes, inputs and outputs: too many to be read here. displays.plot_graph draws them for Graphviz."
         )
-    layout = BoxLayout(graph, trained)
+    layout = BoxLayout(ir_graph, trained)
     return graph_svg(layout.boxes, layout.edges)
 
 

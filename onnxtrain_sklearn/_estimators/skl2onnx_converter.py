@@ -205,28 +205,28 @@ def append_to_container(
         container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
 
 
-def _connect(graph: ir.Graph, operator: Operator) -> list[Any]:
+def _connect(ir_graph: ir.Graph, operator: Operator) -> list[Any]:
     """Cast and reshape the graph's inputs and outputs to those that the operator declares.
 
     Returns the variables of the inputs.
     """
     estimator = operator.raw_operator
-    refuse_what_cannot_be_sorted(graph, type(estimator).__name__)
-    op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
+    require_sortable(ir_graph, type(estimator).__name__)
+    op = GraphBuilder(ir_graph, prefix="embedded", constant_nodes=True)
     table = _accepted_table(estimator)
-    variables = list(operator.inputs) if table is None else _table_variables(operator, table, graph)
+    variables = list(operator.inputs) if table is None else _table_variables(operator, table, ir_graph)
     row = _row_shape(estimator) if table is None else (1,)
-    for own, variable in zip(list(graph.inputs), variables, strict=True):
+    for own, variable in zip(list(ir_graph.inputs), variables, strict=True):
         given = ir.val(op.name("input"), VARIABLE_TYPES[type(variable.type).__name__], ("N", None))
         value = given if given.dtype == own.dtype else op.Cast(given, to=own.dtype)
-        replace_input(graph, own, given, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
+        replace_input(ir_graph, own, given, value if len(row) == 1 else op.Reshape(value, shape=[0, *row]))
     for i, variable in enumerate(operator.outputs):
-        final = graph.outputs[i]
+        final = ir_graph.outputs[i]
         rank = None if final.shape is None else len(final.shape)
         if isinstance(estimator, OrtGradientRegressor) and rank != len(_target_shape(estimator)) + 1:
             final = op.Reshape(final, shape=[-1, *_target_shape(estimator)])
         wanted = VARIABLE_TYPES.get(type(variable.type).__name__)
-        graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
+        ir_graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
     return variables
 
 
@@ -235,7 +235,7 @@ def _accepted_table(estimator: BaseOrtGradient) -> Table | None:
     return None if fitted is None else fitted.table
 
 
-def _table_variables(operator: Operator, table: Table, graph: ir.Graph) -> list[Any]:
+def _table_variables(operator: Operator, table: Table, ir_graph: ir.Graph) -> list[Any]:
     """Return the variables of the table columns that the graph reads, in its order."""
     name, given = type(operator.raw_operator).__name__, operator.inputs
     shapes = ([1], []) if table.documents else ([1],)
@@ -252,7 +252,7 @@ def _table_variables(operator: Operator, table: Table, graph: ir.Graph) -> list[
         if column.kind != "unused" and kind not in VARIABLE_TYPES:
             raise ModelError(f"{name} takes no {kind}, which column {column.name!r} is declared as.")
     by_name = dict(zip((column.name for column in table.columns), given, strict=True))
-    return [by_name[str(value.name)] for value in graph.inputs]
+    return [by_name[str(value.name)] for value in ir_graph.inputs]
 
 
 def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
@@ -269,9 +269,9 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
     return row
 
 
-def refuse_what_cannot_be_sorted(graph: ir.Graph, name: str) -> None:
-    """Refuse nodes that skl2onnx cannot sort topologically: it ignores subgraphs and stops at omitted inputs."""
-    for node in graph:
+def require_sortable(ir_graph: ir.Graph, name: str) -> None:
+    """Raise for nodes that skl2onnx cannot sort topologically: it ignores subgraphs and stops at omitted inputs."""
+    for node in ir_graph:
         subgraphs = graphs_in(node)
         if subgraphs or None in node.inputs:
             what = "a subgraph" if subgraphs else "an omitted optional input"

@@ -153,7 +153,7 @@ def complete_state(
     """Complete a state before the first step; raise if its predictions differ from those of the given model.
 
     Set the balanced weights of the classes and the range of the targets. Raise or warn for data that the model cannot
-    take. Return the scores of a given graph for some rows; nothing for other models.
+    take. Return the scores of a given graph for some rows, for :func:`compare_training`; nothing for other models.
     """
     output_task: OutputTask = context.estimator._output_task()
     state.balanced = balanced_weights(output_task, context.call.sample_weight, examples.targets)
@@ -283,9 +283,9 @@ def _compared(
 
     # The step of the training, or one in inference form: dropout and minibatch statistics compute another function than
     # predictions do.
-    graph = template_of(state.trained_form.model)
-    draws = ["random numbers"] if draws_numbers(graph) else []
-    normalizes = ["statistics of minibatches"] if any(normalizes_by_batch(node) for node in graph.graph) else []
+    template = template_of(state.trained_form.model)
+    draws = ["random numbers"] if draws_numbers(template) else []
+    normalizes = ["statistics of minibatches"] if any(normalizes_by_batch(node) for node in template.graph) else []
     left_out = " and ".join(draws + normalizes)
     if left_out or not trainer.step.in_host_memory or where_rows_meet(state.trained_form, settings) is not None:
         try:
@@ -326,14 +326,14 @@ def _compared(
     raise ModelError(
         f"Training would not start from the given graph: the graph that is trained has a loss of {found:.5g} for "
         f"{count} rows of X, and the scores of the graph that predicts have one of {expected:.5g}."
-        f"{_node(reference, step, parts)} Set engine= to another engine, or export the model with "
+        f"{_place_of_difference(reference, step, parts)} Set engine= to another engine, or export the model with "
         f"another opset (18 is a good choice) or without that operator, and please report it."
     )
 
 
 def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> StepParts:
     """Return the parts of a step of the training graph in inference form, with copies of the weights."""
-    parameters, model = state.parameters, state.trained_form
+    parameters, graph = state.parameters, state.trained_form
     statistics = {name: parameters.view(name).copy() for name in parameters.running_statistics}
     plain = replace(
         settings,
@@ -349,8 +349,8 @@ def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> St
     trained = FlatParameters(
         {name: parameters.view(name) for name in parameters.names}, parameters.vector.dtype, {}, settings.factors
     )
-    model = replace(model, model=inference_form(model.model))
-    return StepParts(model, plain, trained, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
+    graph = replace(graph, model=inference_form(graph.model))
+    return StepParts(graph, plain, trained, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
 
 
 def _loss_by_scores(
@@ -377,7 +377,7 @@ def _loss_by_scores(
     return loss
 
 
-def _node(reference: ReferenceOutput, step: HostStep, parts: StepParts) -> str:
+def _place_of_difference(reference: ReferenceOutput, step: HostStep, parts: StepParts) -> str:
     """Return a sentence that names the first node whose result differs in the training graph, for the buffers' rows."""
     buffers = step.buffers(parts.batch)
     if buffers.sparse:

@@ -678,9 +678,9 @@ def identity_of(
     steers = [(type(one).__qualname__, one.get_params()) for one in steering]
     for value in (settings, parameters, stored, dict(state.frozen), padded_to, steers):
         hasher.update(digest(value))
-    graph = to_proto(state.trained_form.model)
-    graph.graph.name = ""  # skl2onnx draws one
-    hasher.update(graph.SerializeToString())
+    proto = to_proto(state.trained_form.model)
+    proto.graph.name = ""  # skl2onnx draws one
+    hasher.update(proto.SerializeToString())
     for data in trainer.data:
         data.digest(hasher.update, PIECE_ROWS)
     if held_out is not None:

@@ -204,8 +204,8 @@ def complete_state_of_outputs(
         state.graph.views, state.deployed.views, state.decoding.parts, references, strict=True
     ):
         if reference is not None:
-            graph = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
-            predictor = Predictor(graph, state.device, state.session_options)
+            inference = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
+            predictor = Predictor(inference, state.device, state.session_options)
             found = require_same_outputs(reference, view, decoding, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))

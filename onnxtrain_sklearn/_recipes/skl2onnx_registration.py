@@ -16,8 +16,8 @@ from .._estimators.skl2onnx_converter import (
     VARIABLE_TYPES,
     append_to_container,
     in_opset,
-    refuse_what_cannot_be_sorted,
     register_estimators,
+    require_sortable,
 )
 from .._fitted import skl2onnx_bridge
 from .._ir.edits import replace_input
@@ -103,7 +103,7 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
     model = in_opset(from_bytes(estimator.to_onnx().SerializeToString()), container.target_opset_any_domain(""))
     graph, name = model.graph, type(estimator).__name__
-    refuse_what_cannot_be_sorted(graph, name)
+    require_sortable(graph, name)
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
     _read_columns(op, operator.inputs, estimator)
     for i, variable in enumerate(operator.outputs):

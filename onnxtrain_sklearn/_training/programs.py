@@ -182,18 +182,18 @@ def pass_program(parts: PassParts) -> PassProgram:
 
 def _key(parts: PassParts) -> Hashable:
     """Return the key of everything that :func:`_forward_graph` and :func:`_gradient_program` read."""
-    model, settings, parameters = parts.graph, parts.settings, parts.parameters
+    graph, settings, parameters = parts.graph, parts.settings, parts.parameters
     erased = {*parameters.names, *parameters.running_statistics, *parts.frozen}
     head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
-    origin = is_from_torch(template_of(model.model))  # decides how running variances are averaged
+    origin = is_from_torch(template_of(graph.model))  # decides how running variances are averaged
     form = (
-        structure(model.model, erased),
+        structure(graph.model, erased),
         origin,
-        model.scores,
-        model.link,
-        model.members,
-        model.forms,
-        model.dtype.str,
+        graph.scores,
+        graph.link,
+        graph.members,
+        graph.forms,
+        graph.dtype.str,
     )
     head_key = *head, settings.positions, settings.ignores, settings.scheduled.dropout
     return form, values_digest(parts.frozen), head_key, *_key_of_gradient(parts)
