@@ -86,7 +86,7 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
         if state is None or trainer is None:
             transaction.fail(interrupt, None)
             raise
-        trainer.restore_usable()  # decides which weights stay
+        trainer.restore_usable()  # see _training/kept_weights.py
         transaction.publish(state)
         raise_or_warn(interrupt, estimator)
     except BaseException as error:
