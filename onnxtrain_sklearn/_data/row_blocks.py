@@ -95,10 +95,10 @@ class RowBlocks:
     >>> import pyarrow as pa
     >>> from onnxtrain_sklearn import RowBlocks
     >>> table = pa.table({"x": range(6), "y": [0, 1] * 3})
-    >>> rows = RowBlocks(table.to_reader, target="y", buffer_rows=128)
-    >>> len(rows), rows.n_rows
+    >>> blocks = RowBlocks(table.to_reader, target="y", buffer_rows=128)
+    >>> len(blocks), blocks.n_rows
     (3, 6)
-    >>> X, y, sample_weight = rows.block(2)
+    >>> X, y, sample_weight = blocks.block(2)
     >>> X.to_pydict(), y, sample_weight
     ({'x': [4, 5]}, array([0, 1]), None)
     """

@@ -293,6 +293,7 @@ def test_collections_of_dask_are_refused(name):
         assert_refused(lambda given=given: fitted.predict(given), "X is a dask", "X.compute()")
     labels = frames.from_pandas(y, npartitions=2)
     assert_refused(lambda: clone(fitted).fit(X, labels), "y is a dask", "y.compute()")
+    assert_refused(lambda: fitted.score(X, labels), "y is a dask", "y.compute()")
     np.testing.assert_array_equal(fitted.predict(frames.from_pandas(X, npartitions=2).compute()), fitted.predict(X))
 
 

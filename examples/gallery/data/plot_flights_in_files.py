@@ -96,11 +96,11 @@ print(len(table), "flights,", f"{table['late'].mean():.1%} of them late")
 # order of the probabilities says more than the accuracy, which ``score`` returns.
 
 names = sorted(map(str, folder.glob("*.parquet")))
-rows = RowBlocks(names[:-1], "late", buffer_rows=20_000)
+blocks = RowBlocks(names[:-1], "late", buffer_rows=20_000)
 network = OrtGradientClassifier(
     MLP((64, 32)), learning_rate_init=0.003, max_iter=5, tol=0, random_state=0
 )
-network.fit(rows)
+network.fit(blocks)
 december = pd.read_parquet(names[-1])
 accuracy = network.score(names[-1], y="late")
 chances = network.predict_proba(names[-1]).read_pandas()["True"]
