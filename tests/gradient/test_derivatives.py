@@ -229,6 +229,16 @@ def test_per_row_is_refused_where_rows_meet():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_hvp_through_pooling_of_any_number_of_images():
+    body = "p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) "
+    body += "q = Mul(p, p) c = Mul(q, p) y = ReduceSum<keepdims = 0>(c)"
+    x, vector = np.random.default_rng(0).normal(size=(2, 3, 1, 4, 4))
+    found = run(hvp_graph(parsed("(float[N, 1, 4, 4] x) => (float y)", body), "x", "y"), x=x, x_vector=vector)["x_hvp"]
+    blocks = x.reshape(3, 1, 2, 2, 2, 2)
+    largest = (blocks == blocks.max(axis=(3, 5), keepdims=True)).reshape(x.shape)
+    np.testing.assert_allclose(found, 6 * x * vector * largest, rtol=1e-5, atol=1e-6)
+
+
 def test_integers_have_no_derivative():
     model = parsed("(float[3] x) => (int64[3] k)", "r = Round(x) k = Cast<to = 7>(r)")
     with pytest.raises(ModelError, match="'k' is of type INT64; only floats"):

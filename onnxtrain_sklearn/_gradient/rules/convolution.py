@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._ir.edits import replace_node
-from ..._ir.queries import Dims, dims, fixed
+from ..._ir.queries import Dims, constant, dims, fixed
 from ..._ir.supported import WINDOW, Supported
 from ...graph import GraphBuilder, Operand
 from ..reverse import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
@@ -182,7 +182,10 @@ def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Gather at the indices. Runtimes count them in the output, whose shape must therefore be that of the windows."""
     w = _pooling_windows(r)
     if r.has(2):
-        steps, sizes = spatial_sizes(r, r.x()), r.constant(2, "its output_shape")[2:].tolist()
+        # The gradient of a MaxPool knows all sizes but that of the batch, and reads its output_shape from the data.
+        steps, sizes = spatial_sizes(r, r.x()), (dims(r.y) or [None])[2:]
+        if constant(r.x(2)) is not None or not fixed(sizes) or not sizes:
+            sizes = r.constant(2, "its output_shape")[2:].tolist()
         if any(w.covered(i, n) - w.begin[i] - w.end[i] != sizes[i] for i, n in enumerate(steps)):
             r.refuse("with an output_shape other than that of its windows its places are not defined")
     return [lambda: r.op.Gather(r.op.Reshape(r.g, [-1]), r.x(1))]
