@@ -22,7 +22,7 @@
 #   make bench-web       CPU microseconds a step of training graphs in Python, Node and WebAssembly beside TensorFlow.js
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
 #   make bench-scale     rows a second and peak memory of fits to tables of up to ten million rows in files, with the
-#                        picture of the guide
+#                        picture of the guide; with dask in EXTRAS, rounds of a cluster beside the cost model
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
 #                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
 #                        own, TABLES="vehicle wage" SPLITS=1 for a part, ORIGINALS= without pytabkit and PyTorch
@@ -146,6 +146,7 @@ bench-networks: build/networks/.installed
 
 bench-scale: $(STAMP)
 	$(BIN)/python benchmarks/scale.py --results benchmarks/scale_results.json --picture docs/scale.png
+	$(if $(findstring dask,$(EXTRAS)),$(BIN)/python benchmarks/cluster.py --workers 2 --picture docs/cluster.png)
 
 # torchvision is built for one release of PyTorch.
 build/networks/.installed: $(STAMP)

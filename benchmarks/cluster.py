@@ -1,10 +1,14 @@
 """Training on a Dask cluster beside one machine: accuracy for several seeds, seconds, and the cost model.
 
     python benchmarks/cluster.py --rows 1000000 --shards 8 --sync-every 50 --seeds 3
+    python benchmarks/cluster.py --workers 2 --picture docs/cluster.png
 
 The table is like Covertype: numbers with seven classes of unequal size, whose borders are curved. Both train for the
 same number of epochs. The last column compares the measured seconds of an epoch with ``LocalSGD.epoch_seconds``, which
 supposes a core for each worker. Needs the extra ``dask``.
+
+``--picture`` measures the seconds of rounds of 10 to 2,000 steps instead, and draws them beside the cost model. The
+seconds of a step are those of a fit on one machine that precedes each measurement.
 """
 
 from __future__ import annotations
@@ -31,6 +35,42 @@ def table(n_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return X, (scores + 2.0 * rng.normal(size=scores.shape)).argmax(axis=1)
 
 
+def draw_rounds(client: Client, workers: int, path: str) -> None:
+    """Measure the seconds of rounds of several lengths, and draw them beside the cost model and one machine."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    # A compiled step takes 40 microseconds, less than messages are worth; the portable one stands for larger networks.
+    X, y = table(workers * 200 * 2000, 0)
+    rows = da.from_array(X, chunks=(len(X) // workers, 20)), da.from_array(y, chunks=len(y) // workers)
+    settings = {"tol": 0, "random_state": 0, "engine": "portable", "max_iter": 3}
+    lengths, measured, predicted, alone = [10, 20, 50, 100, 200, 500, 1000, 2000], [], [], []
+    for steps in lengths:
+        local = OrtGradientClassifier(MLP((64,)), **settings).fit(X, y)
+        step = float(np.median([row["seconds"] for row in local.history_])) / (len(X) / 200)
+        averaging = LocalSGD(steps, n_shards=workers)
+        found = DaskOrtGradientClassifier(MLP((64,)), client=client, averaging=averaging, **settings).fit(*rows)
+        rounds = 2000 / steps
+        measured.append(float(np.median([row["seconds"] for row in found.history_[1:]])) / rounds)
+        n_parameters = sum(weight.size for weight in found.weights_.values())
+        options = {"step_seconds": step, "n_parameters": n_parameters}
+        predicted.append(averaging.epoch_seconds(len(X), workers, **options) / rounds)
+        alone.append(workers * steps * step)
+        print(
+            f"{steps:5} steps: {measured[-1]:7.4f} s, predicted {predicted[-1]:7.4f}, alone {alone[-1]:7.4f}",
+            flush=True,
+        )
+    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    axes.loglog(lengths, measured, "o-", label=f"{workers} workers, measured")
+    axes.loglog(lengths, predicted, "--", color="gray", label=f"{workers} workers, cost model")
+    axes.loglog(lengths, alone, ":", color="black", label="one machine, the same minibatches")
+    axes.set(xlabel="steps of a shard between two averages", ylabel="seconds of a round")
+    axes.legend()
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -40,12 +80,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--learning-rate", type=float, default=0.003)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--picture", help="file of the picture of rounds")
     parser.add_argument("--threads", action="store_true", help="workers are threads of this process")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
 
     processes = {"n_workers": given.workers, "threads_per_worker": 1, "processes": not given.threads}
     with LocalCluster(**processes, dashboard_address=None) as cluster, Client(cluster) as client:
+        if given.picture:
+            draw_rounds(client, given.workers, given.picture)
+            return
         print(f"{'seed':>4} {'one machine':>12} {'plain mean':>11} {'Nesterov':>9} {'difference':>11}", end="")
         print(f" {'seconds, alone':>15} {'cluster':>8} {'predicted':>10}")
         differences = []
