@@ -270,7 +270,7 @@ class _Gatherer:
         buffers.count = count
 
     def _into(self, name: str, buffers: BatchBuffers) -> Callable[[np.ndarray], object]:
-        """Return a function that writes rows of one input into its place in the buffers."""
+        """Return a function that writes rows of one input into its place in the buffers, sparse or dense."""
         column = self.columns[name]
         if name not in buffers.sparse:
             return column.into(buffers.columns[name])

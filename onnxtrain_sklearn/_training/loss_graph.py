@@ -1,4 +1,4 @@
-"""Build the graph of a loss, on one output or several, and that of the penalty.
+"""Build the graph of a loss, on one output or several; the penalty has a graph of its own (:mod:`.updates`).
 
 Nothing here runs a graph or holds data. The batch size is fixed; target and row weights are inputs.
 """

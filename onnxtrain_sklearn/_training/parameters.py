@@ -70,8 +70,6 @@ class FlatParameters:
         The part of the vectors that holds parameters of rank >= 2.
     """
 
-    averages: bool = False  # of pickles that have no such attribute
-
     def __init__(
         self,
         weights: Mapping[str, np.ndarray],
@@ -89,6 +87,7 @@ class FlatParameters:
         ends = list(accumulate((every[name].size for name in order), initial=0))
         self._spans = {name: slice(a, b) for name, a, b in zip(order, ends, ends[1:], strict=False)}
         self.buffer: np.ndarray = np.empty(ends[-1], dtype)
+        self.averages = False
         self.penalized = slice(0, int(sum(weights[n].size for n in self.names if weights[n].ndim >= 2)))
         self._divide(ends[len(self.names)])
         for name in order:
@@ -290,7 +289,7 @@ def segments(parameters: FlatParameters, factors: Mapping[str, Factors], optimiz
 
 
 def all_parameters(parameters: FlatParameters) -> list[Parameter]:
-    """Return names and shapes of the parameters, as optimizers are told them."""
+    """Return names and shapes of the parameters, as optimizers receive them."""
     return [Parameter(name, parameters.view(name).shape) for name in parameters.names]
 
 

@@ -184,7 +184,10 @@ def _key(parts: PassParts) -> Hashable:
     """Return the key of everything that :func:`_forward_graph` and :func:`_gradient_program` read."""
     graph, settings, parameters = parts.graph, parts.settings, parts.parameters
     erased = {*parameters.names, *parameters.running_statistics, *parts.frozen}
-    head = (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups)
+    of_loss = (
+        (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups),
+        (settings.positions, settings.ignores, settings.scheduled.dropout),
+    )
     origin = is_from_torch(template_of(graph.model))  # decides how running variances are averaged
     form = (
         structure(graph.model, erased),
@@ -195,8 +198,7 @@ def _key(parts: PassParts) -> Hashable:
         graph.forms,
         graph.dtype.str,
     )
-    head_key = *head, settings.positions, settings.ignores, settings.scheduled.dropout
-    return form, values_digest(parts.frozen), head_key, *_key_of_gradient(parts)
+    return form, values_digest(parts.frozen), of_loss, *_key_of_gradient(parts)
 
 
 def _key_of_gradient(parts: PassParts) -> tuple[Hashable, ...]:

@@ -49,11 +49,12 @@ KNOWN_ROWS = 1013
 Numbers: TypeAlias = Mapping[str, np.ndarray]
 Options: TypeAlias = Mapping[str, object] | None
 
+# The answers so far: of graphs by identity and by structure, of losses by structure and by identity of their settings.
 _of_forms: WeakKeyDictionary[ir.Model, dict[object, str | None]] = WeakKeyDictionary()
 _of_structures: Cache[list[Meeting]] = Cache(256, 2**20, lambda found: 256)
 _lock = Lock()
-_known: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
-_recent: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = deque(maxlen=4)
+_of_losses: Cache[list[bool]] = Cache(256, 2**20, lambda found: 256)
+_of_settings: deque[tuple[StepSettings, object, list[tuple[str, StepSettings]]]] = deque(maxlen=4)
 
 
 def where_rows_meet(graph: TrainableModel, settings: StepSettings) -> str | None:
@@ -87,7 +88,7 @@ def _losses_that_meet(graph: TrainableModel, settings: StepSettings) -> list[tup
     A fit asks several times, with the same settings.
     """
     key = graph.dtype, graph.link == "votes"
-    for known, of, found in list(_recent):
+    for known, of, found in list(_of_settings):
         if known is settings and of == key:
             return found
     result = [
@@ -95,7 +96,7 @@ def _losses_that_meet(graph: TrainableModel, settings: StepSettings) -> list[tup
         for name, one in _each_output(settings).items()
         if rows_meet_in_loss(one, graph.dtype, of_pairs=key[1])
     ]
-    _recent.append((settings, key, result))
+    _of_settings.append((settings, key, result))
     return result
 
 
@@ -297,7 +298,7 @@ def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = 
         return [_losses_meet_in_trial(settings, dtype, graphs)]
 
     key = tuple(structure(model, ()) for model, _ in graphs.values()), settings.task, settings.n_outputs
-    return _known.get(key, found)[0]
+    return _of_losses.get(key, found)[0]
 
 
 def _graph_of_loss(

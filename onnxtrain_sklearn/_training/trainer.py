@@ -320,7 +320,7 @@ class Trainer:
         raise DivergenceError(
             f"Training diverged in epoch {epoch} with learning_rate_init={self._settings.learning_rate_init}: the "
             f"loss, the weights, the optimizer's state or the validation predictions became NaN or infinite. The "
-            f"weights from the start of the last epoch with a finite loss were restored. "
+            f"weights from the start of the last epoch with a finite first loss were restored. "
             f"Scale the inputs (StandardScaler), lower learning_rate_init, or limit the gradient: "
             f"optimizer=AdamW(max_grad_norm=1.0).",
             self.history.loss_curve,

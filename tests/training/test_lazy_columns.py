@@ -256,9 +256,10 @@ def test_exact_updates_of_few_columns_are_those_of_all(optimizer, outputs):
     assert_allclose(sparse.loss_curve_, dense.loss_curve_, rtol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", [SGD(0.9), AdamW()], ids=repr)
-def test_exact_updates_that_move_every_weight_are_of_the_whole_matrix(optimizer):
-    y, settings = (np.arange(N) % 2), {"batch_size": BATCH, "max_iter": 2, "random_state": 0}
+@pytest.mark.parametrize(("optimizer", "alpha"), [(SGD(0.9), 0.0), (AdamW(), 0.0), (SGD(), 1.0)], ids=str)
+@pytest.mark.each(by=lambda optimizer, alpha: (repr(optimizer), alpha))
+def test_exact_updates_that_move_every_weight_are_of_the_whole_matrix(optimizer, alpha):
+    y, settings = (np.arange(N) % 2), {"batch_size": BATCH, "max_iter": 2, "random_state": 0, "alpha": alpha}
     fitted = configured(OrtGradientClassifier(Linear(), optimizer=optimizer), **settings).fit(X, y)
     assert not updates_by_rows(fitted)
     assert not fitted._state.live.step.passes.row_sparse
