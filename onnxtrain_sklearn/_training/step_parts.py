@@ -238,11 +238,10 @@ class StepParts:
     def stages(self) -> tuple[Stage, ...]:
         """The stages of :data:`STAGES` that the step has."""
         settings = self.settings
-        updates = isinstance(settings.optimizer, Optimizer)  # L-BFGS reads loss and gradients, and updates by itself
         has: dict[Stage, object] = {
             "penalty": settings.alpha and self.parameters.penalized.stop,
-            "clipping": updates and settings.max_grad_norm is not None,
-            "update": updates,
-            "average": updates and settings.ema_decay is not None,
+            "clipping": settings.max_grad_norm is not None,
+            "update": isinstance(settings.optimizer, Optimizer),  # L-BFGS, without options, updates by itself
+            "average": settings.ema_decay is not None,
         }
         return tuple(stage for stage in STAGES if has[stage])

@@ -173,7 +173,11 @@ def test_texts_are_no_weights_and_no_numbers(tmp_path):
             regressor().fit(rows_of(written(tmp_path, x2=column)))
 
 
-@pytest.mark.parametrize("weights", [pd.to_datetime(DAYS).to_numpy(), pd.Series(pd.to_datetime(DAYS)), DAYS], ids=str)
+@pytest.mark.parametrize(
+    "weights",
+    [pd.to_datetime(DAYS).to_numpy(), pd.Series(pd.to_datetime(DAYS)), DAYS],
+    ids=["an array", "a series", "a list"],
+)
 def test_times_are_no_weights_in_memory(weights):
     with pytest.raises(TypeError, match="sample_weight holds times"):
         regressor().fit(X1[:, None], Y, weights)
