@@ -266,27 +266,24 @@ class DeviceUpdate:
             elif stage == "clipping":
                 self._calls.append((bindings.clipping(vectors.gradient), {}))
             elif stage == "update":
-                self._add_updates()
+                for one in segments:
+                    part, parameter, slots = one.segment.part, one.segment.parameter, one.slots(vectors.slots)
+                    start, shape = part.start, tuple[int, ...]([part.stop - part.start])
+                    if parameter is None:
+                        slots = {name: slot.part(start, shape) for name, slot in slots.items()}
+                    elif one.program.elementwise:
+                        slots = {name: slot.part(0, shape) for name, slot in slots.items()}
+                    else:
+                        shape = parameter.shape
+                    arrays = {"parameters": vectors.buffer.part(start, shape), **slots}
+                    binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
+                    self._calls.append(
+                        (binding, {name: _scalar_name(one, name) for name in one.scalars(Rates(0.001), 1)})
+                    )
             elif stage == "average":
                 shape, start = layout.vector.shape, len(layout.buffer) - len(layout.vector)
                 average = bindings.average(vectors.buffer.part(start, shape), vectors.buffer.part(0, shape))
                 self._calls.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
-
-    def _add_updates(self) -> None:
-        """Append the updates of all segments to the calls."""
-        vectors = self._vectors
-        for one in self._segments:
-            part, parameter, slots = one.segment.part, one.segment.parameter, one.slots(vectors.slots)
-            start, shape = part.start, tuple[int, ...]([part.stop - part.start])
-            if parameter is None:
-                slots = {name: slot.part(start, shape) for name, slot in slots.items()}
-            elif one.program.elementwise:
-                slots = {name: slot.part(0, shape) for name, slot in slots.items()}
-            else:
-                shape = parameter.shape
-            arrays = {"parameters": vectors.buffer.part(start, shape), **slots}
-            binding = bind_update(one.open_session(), arrays, vectors.gradient.part(start, shape), {})
-            self._calls.append((binding, {name: _scalar_name(one, name) for name in one.scalars(Rates(0.001), 1)}))
 
     def scalars(
         self, weights: np.ndarray, rates: Sequence[Rates], optimizer_state: OptimizerState
