@@ -5,7 +5,7 @@ The rows stay in the buffers; what changes are their weights. A fold of a cross-
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,6 +126,15 @@ class RowObjective:
 Scores = Callable[[], np.ndarray]
 """Returns the scores of some rows by the current parameters."""
 
+
+@dataclass(frozen=True)
+class InnerScores:
+    """Values before a fixed function at the end of a graph, as scores, and the names of the weights before them."""
+
+    scores: Scores
+    names: tuple[str, ...]
+
+
 MOST_NAMES = 64
 """Number of parameters beyond which those with the output's scale and shift are not looked for."""
 
@@ -174,11 +183,12 @@ def no_output_weights(size: int) -> OutputWeights:
     return OutputWeights(np.zeros(size, bool), np.empty((0, 1), int), 1.0)
 
 
-def output_weights(parameters: FlatParameters, scores: Scores) -> OutputWeights:
-    """Return the weights that scale and shift the scores."""
+def output_weights(parameters: FlatParameters, scores: Scores, among: Sequence[str] | None = None) -> OutputWeights:
+    """Return the weights that scale and shift the scores, among all parameters or those of these names."""
     before = _columns(scores)
     size, columns = np.abs(before).max(initial=0.0), before.shape[1]
-    names = parameters.names if len(parameters.names) <= MOST_NAMES else ()
+    names = parameters.names if among is None else tuple(among)
+    names = names if len(names) <= MOST_NAMES else ()
 
     # The shift: a parameter such that adding numbers to it adds a multiple of them to the scores. It has a number for
     # each column; or, of a single column, many that are all added to, as leaves of trees. The former are tried first.
@@ -191,7 +201,8 @@ def output_weights(parameters: FlatParameters, scores: Scores) -> OutputWeights:
         steps = size * (0.5 + np.arange(columns) / columns) + 1.0
         added = _after(parameters, parameters.vector[span] + steps, span, scores) - before
         factor = float(added[0, 0] / steps[0])
-        if factor and np.allclose(added, factor * steps, rtol=1e-3, atol=1e-3 * abs(factor) * steps[0]):
+        near = 1e-3 * abs(factor) * steps[0]
+        if factor and np.isfinite(added).all() and np.allclose(added, factor * steps, rtol=1e-3, atol=near):
             shifting, effect = name, factor
             break
 
@@ -206,6 +217,8 @@ def output_weights(parameters: FlatParameters, scores: Scores) -> OutputWeights:
         for name in scaling:
             vector[parameters.span(name)] *= 1.5
         difference = _after(parameters, vector, slice(None), scores) - 1.5 * before
+        if not np.isfinite(difference).all():
+            continue
         difference -= difference.mean(axis=0) if bias else 0.0
         if np.allclose(difference, 0.0, atol=1e-3 * size):
             for name in scaling:
@@ -258,9 +271,20 @@ def _fitted(
         return output.shifted(start + z[0] * factor if scales else start, z[1:])
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = objective(moved(z), weights)
+        value, gradient = finite(*objective(moved(z), weights), highest)
         return value, np.concatenate([[gradient @ factor if scales else 0.0], output.shift_gradient(gradient)])
 
-    zero = np.zeros(1 + len(output.shifts))
+    zero, highest = np.zeros(1 + len(output.shifts)), OUT_OF_DOMAIN * (1 + abs(objective(start, weights)[0]))
     end = scipy.optimize.minimize(loss, zero, jac=True, method="L-BFGS-B", options={"maxiter": 50})
     return start if not np.isfinite(end.fun) else moved(np.asarray(end.x))
+
+
+OUT_OF_DOMAIN = 1e6
+"""How often the loss at the start of a search is taken for one that is not finite: the line search then turns back."""
+
+
+def finite(loss: float, gradient: np.ndarray, highest: float) -> tuple[float, np.ndarray]:
+    """Return a loss and its gradient, or ``highest`` and none where the inverse of a transform is not defined."""
+    if np.isfinite(loss) and np.isfinite(gradient).all():
+        return loss, gradient
+    return highest, np.zeros_like(gradient)

@@ -8,6 +8,7 @@ comparison.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 import scipy.optimize
 
 from ..finetuning import FineTuner
-from .objective import OutputWeights, RowObjective, anchors
+from .objective import OUT_OF_DOMAIN, OutputWeights, RowObjective, anchors, finite
 
 OLD, DAMPED, ZERO, OLD_ROWS = "old", "damped", "zero", "old rows"
 """Names of searches: the anchors of these names, and the search with old rows."""
@@ -120,14 +121,15 @@ class Paths:
         whole: bool = True,
     ) -> np.ndarray:
         """Return the weights of the least loss, the pull included; the search is in units of the metric."""
-        scale = 1 / np.sqrt(self._metric)
+        scale, highest = 1 / np.sqrt(self._metric), sys.float_info.max / OUT_OF_DOMAIN
 
         def loss(u: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = self._loss(anchor + scale * u, weights, share, whole=whole)
+            value, gradient = finite(*self._loss(anchor + scale * u, weights, share, whole=whole), highest)
             return value + 0.5 * pull * float(u @ u), scale * gradient + pull * u
 
         begin = np.divide(start - anchor, scale, out=np.zeros_like(scale), where=scale > 0)
         size = max(abs(loss(begin)[0]), 1e-300)  # SciPy's tolerances are absolute for losses below one
+        highest = OUT_OF_DOMAIN * (1 + size)
 
         def in_size(u: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = loss(u)

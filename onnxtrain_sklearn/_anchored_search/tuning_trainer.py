@@ -18,7 +18,7 @@ from .._training.step import HostStep
 from .._training.trainer import Trainer, TrainerSettings
 from ..exceptions import warn
 from ..finetuning import FineTuner
-from .objective import OutputWeights, RowObjective, Scores, anchors, no_output_weights, output_weights
+from .objective import InnerScores, OutputWeights, RowObjective, Scores, anchors, no_output_weights, output_weights
 from .search import UNUSED, Choice, Paths, cross_validated, folds_of, fraction_used, metric
 
 
@@ -39,6 +39,8 @@ class Tuning:
         The weights of a new head.
     damping : ndarray of shape (P,) or None
         What each weight is divided by in the damped anchors.
+    inner : InnerScores or None
+        The values before a fixed function at the end of the graph: they are recalibrated if the scores cannot be.
     """
 
     tuner: FineTuner
@@ -47,6 +49,7 @@ class Tuning:
     old_rows: RowObjective | None = None
     head: tuple[str, ...] = ()
     damping: np.ndarray | None = None
+    inner: InnerScores | None = None
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
         """Call ``update`` with the old rows, ``size`` rows at a time, and the damping, which depends on the columns."""
@@ -123,6 +126,8 @@ class FineTuningTrainer(Trainer):
             output = no_output_weights(len(self._vector))
             if tuner.recalibrate:
                 output = output_weights(objective.parameters, tuning.scores)
+                if tuning.inner is not None and not (len(output.shifts) or output.scaled.any()):
+                    output = output_weights(objective.parameters, tuning.inner.scores, tuning.inner.names)
             cost = metric(objective, old, rng, tuning.damping)
             return self._found(Paths(tuner, objective, old, output, cost, tuning.old_rows, tuning.damping), folds)
 

@@ -231,7 +231,8 @@ def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
     if np.any(unknown):
         raise ValueError(
             f"{name} contains labels that are not among the classes: {_shortened(np.unique(labels[unknown]))}. "
-            f"The classes, given or fixed by the fitted model or when training began, are {_shortened(known)}."
+            f"The classes, given or fixed by the fitted model or when training began, are {_shortened(known)}. A model "
+            f"that was trained before learns other classes by a new head: finetune=FineTuner(new_head=True)."
         )
     return values
 

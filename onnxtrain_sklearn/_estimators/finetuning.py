@@ -13,20 +13,22 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import cast
 
 import numpy as np
 import onnx_ir as ir
 from sklearn.base import is_classifier, is_regressor
 
-from .._anchored_search.objective import RowObjective
+from .._anchored_search.objective import InnerScores, RowObjective
 from .._anchored_search.tuning_trainer import FineTuningTrainer, Tuning
 from .._data.batches import ArrayBatches
 from .._data.columns import COPY_LIMIT, InputData
 from .._data.held_out import faults_of_old_data
 from .._fitted.fitted_model import FittedModel, follow
 from .._inference.predictor import Predictor
-from .._ir.queries import mixes_positions, reaching
+from .._ir.edits import swap_initializers
+from .._ir.queries import mixes_positions, reaching, reads
 from .._model.heads import FrozenPart, frozen_part, graph_of_features
 from .._model.trainable import TensorSpec, TrainableModel
 from .._ort.devices import Device
@@ -221,8 +223,57 @@ def tuning_trainer(
     if not context.head_names:
         frozen = transformer_names(context.estimator, state.graph, state.fitted) - {*state.parameters.names}
         damping = damping_of(state, examples, rows, frozen)
-    tuning = Tuning(context.tuner, scores, state.rng, old_rows, context.head_names, damping)
+    inner = inner_scores(state, live, rows[:SCORED_ROWS])
+    tuning = Tuning(context.tuner, scores, state.rng, old_rows, context.head_names, damping, inner)
     return FineTuningTrainer(tuning, context.config.loop, step, searched, state.history, validate)
+
+
+# Find the scores of a regressor before a fixed function at the end of the graph, such as the inverse of a transformer
+# of targets. Its output is recalibrated there if no weights scale or shift the predictions themselves: a shift before
+# an exponential multiplies the predictions.
+
+
+def inner_scores(state: FittedState, columns: Columns, rows: np.ndarray) -> InnerScores | None:
+    """Return the values before such a function for some rows; None if there is none."""
+    form = state.trained_form
+    origins = [] if state.fitted is None else state.fitted.origins
+    of_targets = {one.name for one in origins if one.attribute[:1] == ("transformer_",)}
+    names = tuple(name for name in state.parameters.names if name not in of_targets)
+    name = inner_value(form.model.graph, form.scores, names)
+    if state.decoding.task != "regression" or state.decoding.row_shape or name is None:
+        return None
+
+    @cache
+    def predictor() -> Predictor:
+        weights = {**state.frozen, **state.parameters.weights()}
+        model = form.model.clone()
+        swap_initializers(model.graph, {n: array for n, array in weights.items() if n in model.graph.initializers})
+        # the nodes after the value stay in the graph, because the weights that they read are inputs of a predictor
+        model.graph.outputs[:] = [v for node in model.graph for v in node.outputs if v.name == name]
+        return Predictor(
+            model, state.device, state.session_options, live=state.parameters, sparse=sparse_inputs(columns)
+        )
+
+    return InnerScores(lambda: predictor().run(columns, rows), names)
+
+
+def inner_value(graph: ir.Graph, scores: str, trained: Collection[str]) -> str | None:
+    """Return the earliest value of which the scores are a function without these weights; None if there is none."""
+    moving: set[ir.Value] = {*graph.inputs, *(v for v in graph.initializers.values() if v.name in trained)}
+    order = dict[ir.Value, int]()
+    for i, node in enumerate(graph):
+        if not moving.isdisjoint(reads(node)):
+            moving.update(node.outputs)
+        order |= dict.fromkeys(node.outputs, i)
+    # Replace the latest of the values by those that it is computed of, until a trained weight or the data are read.
+    found, front = None, {v for v in order if v.name == scores}
+    while front:
+        maker = max(front, key=lambda v: order.get(v, -1)).producer()
+        if maker is None or any(v.is_initializer() and v in moving for v in reads(maker)):
+            break
+        front = (front - set(maker.outputs)) | {v for v in reads(maker) if v in moving}
+        found = next(iter(front)) if len(front) == 1 else found
+    return None if found is None or found.producer() is None else found.name
 
 
 # Damp the weights of columns that are out of the range of a frozen scaler in the new rows.

@@ -26,6 +26,7 @@ from sklearn.ensemble import (
 from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import WhiteKernel
+from sklearn.kernel_approximation import Nystroem
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import ClassifierChain, MultiOutputClassifier
 from sklearn.neighbors import (
@@ -219,6 +220,11 @@ def where_float32_is_coarse(estimator: Estimator) -> str:
         )
     if not any(isinstance(part, _SCALERS) for part in parts):
         return f"{why}: fit it to scaled columns, by a StandardScaler."
+    if any(isinstance(part, Nystroem) for part in parts):
+        return (
+            f"{why}: some of the rows that its Nystroem has kept are nearly the same to the kernel, so that large "
+            f"numbers cancel. Fit it with a larger gamma or fewer n_components, or with a stronger penalty after it."
+        )
     if any(isinstance(part, OneHotEncoder) and part.drop is None and hasattr(part, "categories_") for part in parts):
         return (
             f"{why}: the columns of a OneHotEncoder add up to one, so that large coefficients may cancel. Fit it with "

@@ -109,7 +109,10 @@ class FittedModel:
         self._require_labels(_shape(y))
         given, known = listed(classes), listed(self.classes)
         if classes is not None and given != known:
-            raise ValueError(f"classes={given} are not those of the fitted model, {known}.")
+            raise ValueError(
+                f"classes={given} are not those of the fitted model, {known}. It learns other classes by a new head: "
+                f"finetune=FineTuner(new_head=True)."
+            )
         return self.classes
 
     def _require_labels(self, shape: tuple[int, ...]) -> None:

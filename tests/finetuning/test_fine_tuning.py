@@ -7,16 +7,18 @@ import pickle
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.optimize import minimize_scalar
 from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.decomposition import PCA
 from sklearn.ensemble import GradientBoostingRegressor, RandomForestRegressor
 from sklearn.linear_model import LogisticRegression, QuantileRegressor, Ridge
-from sklearn.metrics import mean_pinball_loss, r2_score
+from sklearn.metrics import mean_pinball_loss, mean_squared_error, r2_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import PowerTransformer, StandardScaler
 
 from onnxtrain_sklearn import FineTuner, Linear, OrtGradientClassifier, OrtGradientRegressor
 from tests.helpers.environment import each_engine
@@ -229,3 +231,40 @@ def test_validation_data_choose_the_candidate_of_the_least_quantile_loss(engine)
     by_r2 = OrtGradientRegressor(old, scoring="r2", engine=engine, random_state=0)
     by_r2.fit(X[300:450], y[300:450], X_val=X[450:], y_val=y[450:])
     assert_allclose(by_r2.fine_tuning_["score"].max(), r2_score(y[450:], by_r2.predict(X[450:])), rtol=1e-5)
+
+
+# Transformed targets: the output is recalibrated before the inverse.
+
+TRANSFORMS = {
+    "log": {"func": np.log, "inverse_func": np.exp},
+    "log1p": {"func": np.log1p, "inverse_func": np.expm1},
+    "square root": {"func": np.sqrt, "inverse_func": np.square},
+    "Yeo-Johnson": {"transformer": PowerTransformer()},
+    "Box-Cox": {"transformer": PowerTransformer("box-cox")},
+}
+RNG = np.random.default_rng(0)
+AMOUNTS_X = RNG.normal(size=(800, 4)).astype(np.float32)
+AMOUNTS = 100 * np.exp(AMOUNTS_X @ [0.8, 0.5, -0.3, 0.2] + 0.3 * RNG.normal(size=800))
+TRIPLED = slice(400, 440), slice(440, None)
+
+
+@each_engine
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("inner", [Ridge(), GradientBoostingRegressor(n_estimators=20, random_state=0)], ids=repr)
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transformed_targets_are_recalibrated_before_the_inverse(transform, inner, engine):
+    old = TransformedTargetRegressor(inner, **transform).fit(AMOUNTS_X[:400], AMOUNTS[:400])
+    new, test = ((AMOUNTS_X[part], 3 * AMOUNTS[part]) for part in TRIPLED)
+    tuned = OrtGradientRegressor(old, random_state=0, engine=engine).fit(*new, X_val=test[0], y_val=test[1])
+
+    def shifted(by, X):
+        z = old.transformer_.transform(old.predict(X)[:, None]) + by
+        return old.transformer_.inverse_transform(z).ravel()
+
+    best = minimize_scalar(lambda by: mean_squared_error(new[1], shifted(by, new[0])), bounds=(0, 20)).x
+    found = dict(zip(tuned.fine_tuning_["candidate"][::-1], tuned.fine_tuning_["score"][::-1], strict=True))
+    assert_allclose(found["shifted"], r2_score(test[1], shifted(best, test[0])), atol=2e-3)
+    assert_allclose(found["old"], old.score(*test), atol=1e-4)
+    assert found["shifted"] > found["old"] + 0.3
+    chosen = OrtGradientRegressor(old, random_state=0, engine=engine).fit(*new)
+    assert chosen.score(*test) > found["shifted"] - 0.05

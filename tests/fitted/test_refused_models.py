@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans
+from sklearn.datasets import load_diabetes, load_iris
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import (
     AdaBoostClassifier,
@@ -14,8 +15,9 @@ from sklearn.ensemble import (
 from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+from sklearn.kernel_approximation import Nystroem
 from sklearn.kernel_ridge import KernelRidge
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 from sklearn.neural_network import BernoulliRBM
@@ -23,7 +25,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 from sklearn.svm import OneClassSVM
 
-from onnxtrain_sklearn import GraphModel, Linear
+from onnxtrain_sklearn import GraphModel, Linear, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.fitted_models import BINARY, NUMBER, X, classifier, logistic, regressor, ridge
 
@@ -135,3 +137,23 @@ def test_gaussian_process_without_noise_names_a_remedy_that_works():
     mended = GaussianProcessRegressor(RBF() + WhiteKernel(), normalize_y=True).fit(rows, y)
     start = regressor(mended, max_iter=1, learning_rate_init=1e-12).fit(rows, y)
     np.testing.assert_allclose(start.predict(rows), mended.predict(rows), atol=1e-3 * np.abs(y).max())
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_advice_on_nystroem_does_not_name_a_scaler_that_is_there(scaled):
+    X, y = load_diabetes(return_X_y=True)
+    steps = [StandardScaler()] if scaled else []
+    kernel = Nystroem(gamma=1e-3 if scaled else 1e-2, random_state=0)
+    model = make_pipeline(*steps, kernel, LinearRegression()).fit(X[:120], y[:120])
+    with pytest.raises(ModelError, match="float32") as caught:
+        OrtGradientRegressor(model).fit(X[120:170], y[120:170])
+    assert ("scaled columns" in str(caught.value)) != scaled
+    assert ("larger gamma or fewer n_components" in str(caught.value)) == scaled
+
+
+def test_new_classes_of_a_fitted_model_name_the_new_head():
+    X, y = load_iris(return_X_y=True)
+    old = LogisticRegression().fit(X[:100], y[:100])
+    for more in ({}, {"classes": [0, 1, 2]}):
+        with pytest.raises(ValueError, match=r"FineTuner\(new_head=True\)"):
+            OrtGradientClassifier(old).fit(X, y, **more)
