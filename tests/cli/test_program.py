@@ -213,6 +213,7 @@ def test_every_command_explains_its_arguments(listed, capsys):
     assert "--traceback" in told
 
 
+@pytest.mark.long
 def test_help_lists_the_commands_and_imports_none():
     run_in_new_process("""
 import contextlib, io

@@ -301,6 +301,7 @@ def half_trained(engine, file):
     return f"{graph} {net.to_onnx().SerializeToString().hex()}"
 
 
+@pytest.mark.long
 def test_another_process_goes_on_to_the_same_bits(tmp_path):
     np.savez(tmp_path / "data.npz", X=X, y=LABELS)
     engines = [*available_engines(), *(["compiled"] if can_compile() else [])]
