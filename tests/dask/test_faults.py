@@ -280,7 +280,9 @@ def test_worker_without_enough_memory_is_an_error(tmp_path):
 
     table = dd.from_pandas(frame(X, y=y), npartitions=2).map_partitions(grow, meta=frame(X[:0], y=y[:0]))
     with cluster_of(1, memory_limit="700MB", local_directory=str(tmp_path)) as client:
-        with pytest.raises(ClusterError, match=r"Partition [01]: workers died 2 times .* their memory was full: give"):
+        with pytest.raises(
+            ClusterError, match=r"Partition [01]: workers died [234] times .* their memory was full: give"
+        ):
             classifier(client=client).fit(table, "y")
         assert time.time() - began.stat().st_mtime < SOON
 
