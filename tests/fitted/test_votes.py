@@ -86,7 +86,8 @@ class TestPairs:
 
     def test_loss_is_that_of_the_pairs_of_the_row_s_class(self, model):
         model.fit(X[OLD], FOUR[OLD])
-        tuned = at_the_start(model, X[NEW], FOUR[NEW], batch_size=120, loss=losses.SquaredHinge())
+        settings = {"batch_size": 120, "loss": losses.SquaredHinge(), "class_weight": {}}
+        tuned = at_the_start(model, X[NEW], FOUR[NEW], **settings)
         assert_allclose(tuned.loss_, pairwise_loss(confidences(model, X[NEW]), FOUR[NEW]), rtol=1e-4)
 
     @pytest.mark.parametrize("engine", available_engines())
