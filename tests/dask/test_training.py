@@ -303,6 +303,16 @@ def test_unknown_chunks_and_divisions_are_taken(client):
 # Several fits at once.
 
 
+def test_repeated_index_belongs_to_the_rows_of_its_place(client):
+    X, y = labels()
+    table = pd.DataFrame(X, columns=NAMES).assign(y=y)
+    parts = [
+        dd.from_pandas(table.iloc[i : i + 300].reset_index(drop=True), npartitions=1) for i in range(0, len(y), 300)
+    ]
+    found = classifier(averaging=ONE_SHARD).fit(dd.concat(parts)[NAMES], dd.concat(parts)["y"])
+    assert same_bits(found, local(found).fit(table[NAMES], y))
+
+
 def test_fits_at_once_on_one_client_do_not_see_each_other(client):
     X, y = labels()
     Xr, yr = numbers()
