@@ -107,7 +107,7 @@ class TestSeveralClasses:
             assert_allclose(ours, margins, rtol=1e-4, atol=1e-5)
             true = KINDS[:, [j]] == one.classes_
             margins = np.stack([-margins, margins], axis=1) if margins.ndim == 1 else margins
-            rows.append(np.maximum(0, 1 - (2 * true - 1) * margins).mean(axis=1)[NEW])
+            rows.append((np.maximum(0, 1 - (2 * true - 1) * margins) ** 2).mean(axis=1)[NEW])
         assert tuned.loss_ == pytest.approx(np.mean(rows), rel=1e-5)
         raw = run_file(tuned.to_onnx(raw_scores=True))[1]
         assert_allclose(raw[0][:, 1], tuned.decision_function(X)[0], rtol=1e-6)
