@@ -97,7 +97,7 @@ def main() -> None:
             X, y = table(given.rows, seed)
             X_test, y_test = table(100_000, 1000 + seed)
             settings = {"max_iter": given.epochs, "tol": 0, "random_state": seed, "engine": "portable"}
-            settings["learning_rate_init"] = given.learning_rate
+            settings |= {"learning_rate_init": given.learning_rate, "alpha": 0}
             began = time.perf_counter()
             alone = OrtGradientClassifier(MLP((64,)), **settings).fit(X, y)
             seconds = (time.perf_counter() - began) / given.epochs

@@ -55,7 +55,14 @@ def scored(task: str, optimizer: str, rate: float, seed: int) -> tuple[float, fl
     data, model, settings = TASKS[task]
     X, X_test, y, y_test = train_test_split(*data(), test_size=0.25, random_state=seed)
     X, X_val, y, y_val = train_test_split(X, y, test_size=0.2, random_state=seed)
-    given = {"batch_size": 32, "learning_rate": "cosine", "n_iter_no_change": 1000, "random_state": seed, **settings}
+    given = {
+        "batch_size": 32,
+        "learning_rate": "cosine",
+        "n_iter_no_change": 1000,
+        "alpha": 0,
+        "random_state": seed,
+        **settings,
+    }
     net = OrtGradientClassifier(model(), optimizer=optimizer, learning_rate_init=rate, **given)
     begun = time.perf_counter()
     with warnings.catch_warnings():

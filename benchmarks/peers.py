@@ -47,6 +47,7 @@ def ours(case: Case, optimizer: str, engine: str = "compiled") -> Fit:
         max_iter=case.epochs,
         tol=0.0,
         n_iter_no_change=case.epochs + 1,
+        alpha=0,
         random_state=0,
         engine=engine,
     ).fit

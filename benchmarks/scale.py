@@ -66,6 +66,7 @@ def network(**options: Any) -> Any:
     from onnxtrain_sklearn import MLP, OrtGradientClassifier
 
     settings = {"batch_size": 500, "max_iter": EPOCHS, "tol": 0.0, "n_iter_no_change": EPOCHS, "random_state": 0}
+    settings["alpha"] = 0
     return OrtGradientClassifier(MLP((32,)), **settings | options)
 
 

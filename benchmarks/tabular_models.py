@@ -61,13 +61,13 @@ def ours(name: str, *given: Any, **settings: Any) -> Maker:
 
 
 def network(**settings: Any) -> Maker:
-    """Our perceptron behind the preprocessing that scikit-learn's has."""
+    """Our perceptron without a penalty behind the preprocessing that scikit-learn's has."""
 
     def make(classifies: bool, seed: int) -> Any:
         from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientRegressor
 
         kind = OrtGradientClassifier if classifies else OrtGradientRegressor
-        return encoded(kind(**settings, random_state=seed))
+        return encoded(kind(**settings, alpha=0, random_state=seed))
 
     return make
 

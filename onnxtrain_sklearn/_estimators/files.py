@@ -374,7 +374,7 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
     from ..classic.artifacts import generate_artifacts  # imported late: few users need it
 
     optimizer = _block_of_optimizer(estimator)
-    if estimator.alpha:
+    if not isinstance(estimator.alpha, str) and estimator.alpha:
         raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
     if state.trained_form.running_statistics:
         raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")

@@ -40,7 +40,7 @@ from ..callbacks.base import State
 from ..exceptions import DivergenceError, warn
 from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
-from .config import TrainingConfig
+from .config import TrainingConfig, default_alpha
 from .describe import announce
 from .examples import batches_for, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
@@ -185,6 +185,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     fraction = estimator.validation_fraction if call.validation_fraction is None else call.validation_fraction
     split = Split(float(fraction) if holds_out else None, rng)
     graph, examples = plan.complete(config, call, examples, split, rng)
+    if config.alpha is None:
+        config = replace(config, alpha=_penalty(estimator, config, call, examples))
     if isinstance(examples.targets, SeveralTargets):
         # Outputs may weigh rows differently: scale the weights of each, so that its loss is a mean over training rows.
         examples = replace(examples, targets=examples.targets.with_factors(split.of(examples)[0]))
@@ -213,6 +215,16 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.references, scores, trainer)
     return state, trainer
+
+
+def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examples) -> float:
+    """Return the penalty of ``alpha="auto"``; none in ``partial_fit``, which cannot know how many rows will come."""
+    if call.one_epoch or isinstance(examples.targets, SeveralTargets) or sparse_inputs(examples.columns, every=True):
+        return 0.0
+    weights = np.ones(len(examples)) if examples.weights is None else examples.weights[examples.weights > 0]
+    n_rows = len(weights) if call.stream is None else call.stream.n_rows
+    # The penalty of a minibatch is divided by the sum of its weights: their scale must not matter.
+    return float(weights.mean()) * default_alpha(estimator, config, examples.targets.task, n_rows)
 
 
 # The epoch loop of a call: its minibatches, its step, the score of the validation rows, its callbacks.

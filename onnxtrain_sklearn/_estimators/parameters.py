@@ -94,10 +94,15 @@ Rows of a minibatch. "auto": 200, or all rows if there are fewer. L-BFGS always 
 Whether to leave out the last rows of an epoch if they do not fill a minibatch. With ``shuffle=False`` these are
 the same rows in each epoch. ``loss_`` and ``t_`` count only the rows that were trained on. If there are fewer
 rows than ``batch_size``, they are one minibatch. Each call of ``partial_fit`` is an epoch of its own rows."""),
-    "alpha": Parameter("float", """
+    "alpha": Parameter('float or "auto"', """
 Strength of the penalty on weights, not biases (parameters of rank 2 and more), as in scikit-learn's MLP:
-``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by the sum of the sample weights of the minibatch.""",
-        (NOT_NEGATIVE,)),
+``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by the sum of the sample weights of the minibatch.
+"auto": in ``fit``, for an :class:`~onnxtrain_sklearn.MLP` with hidden layers, dense rows and the default loss, 2
+for labels and 5 for scaled numbers, times the mean weight of a row, times the share of a minibatch in all rows.
+An epoch then has the penalty of ``LogisticRegression(C=0.5)``, which matters on up to some thousand rows. For all
+other models and losses, in ``partial_fit``, which does not know how many rows will come, and in exported training
+graphs: 0.""",
+        (NOT_NEGATIVE, OneOf(("auto",)))),
     "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty: 0 is L2, 1 is L1.", (FRACTION,)),
     "dropout_schedule": Parameter("str or Schedule", """
 Schedule that multiplies all dropout ratios in the graph, step by step; takes the names of ``learning_rate``."""),
@@ -262,7 +267,7 @@ class Parameters(DeclaredEstimator):
     max_iter: int = 200
     shuffle: bool = True
     drop_last: bool = False
-    alpha: float = 0.0
+    alpha: float | str = "auto"
     l1_ratio: float = 0.0
     dropout_schedule: str | Schedule = "constant"
     trainable: Trainable = "all"

@@ -75,7 +75,7 @@ def test_interruption_of_lbfgs_keeps_the_iterations_done(monkeypatch):
 
     monkeypatch.setattr(HostStep, "compute_gradients", counted)
     with pytest.warns(UserWarning, match="interrupted"):
-        estimator = small(optimizer="lbfgs", max_iter=50).fit(X, y)
+        estimator = small(optimizer="lbfgs", alpha=0, max_iter=50).fit(X, y)
     assert 0 < estimator.n_iter_ < 8
     monkeypatch.undo()
     p = np.clip(estimator.predict_proba(X)[np.arange(120), y], 1e-7, 1)

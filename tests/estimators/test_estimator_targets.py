@@ -168,7 +168,8 @@ def test_partial_fit_knows_labels_that_have_not_come_yet():
 def test_balanced_class_weights_of_several_labels():
     X, y = scaled_blobs()
     Y = np.c_[y, np.arange(90) % 3 == 0].astype(int)
-    fitted = small_classifier(class_weight="balanced", learning_rate_init=0, max_iter=1, batch_size=90).fit(X, Y)
+    settings = {"learning_rate_init": 0, "max_iter": 1, "batch_size": 90, "alpha": 0}
+    fitted = small_classifier(class_weight="balanced", **settings).fit(X, Y)
     weights = np.ones(90)
     for column in Y.T:
         weights *= (90 / 2 / np.bincount(column))[column]

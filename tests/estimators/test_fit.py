@@ -51,7 +51,7 @@ def test_fit_without_warm_start_restarts():
 
 def test_passes_of_partial_fit_are_epochs_of_fit():
     X, y = blobs()
-    whole, passes = small(max_iter=4).fit(X, y), small(max_iter=4)
+    whole, passes = small(max_iter=4, alpha=0.5).fit(X, y), small(max_iter=4, alpha=0.5)
     for _ in range(4):
         passes.partial_fit(X, y, classes=[0, 1])
     assert weights_equal(whole, passes)

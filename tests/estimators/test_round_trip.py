@@ -40,7 +40,7 @@ def test_exported_graph_starts_where_the_estimator_ended(case):
 
 @pytest.mark.filterwarnings("ignore:Training has not converged")
 def test_exported_graph_goes_on_as_the_estimator_does():
-    settings = {"optimizer": "sgd", "shuffle": False, "max_iter": 5, "random_state": 0}
+    settings = {"optimizer": "sgd", "shuffle": False, "max_iter": 5, "alpha": 0, "random_state": 0}
     first = OrtGradientClassifier(MLP((8,)), **settings).fit(X, BINARY)
     second = OrtGradientClassifier(first.to_onnx(), **settings).fit(X, BINARY)
     first.set_params(warm_start=True).fit(X, BINARY)

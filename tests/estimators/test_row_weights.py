@@ -30,7 +30,7 @@ def test_integer_weights_equal_repeated_rows_in_a_full_batch():
     X, y = line(60)
     repeats = np.random.RandomState(0).randint(1, 4, 60)
     settings = {"optimizer": "sgd", "learning_rate_init": 0.1, "max_iter": 20, "tol": NEVER, "random_state": 0}
-    settings |= {"batch_size": 1000}
+    settings |= {"batch_size": 1000, "alpha": 3.0}
     weighted = OrtGradientRegressor(MLP((3,)), **settings).fit(X, y, sample_weight=repeats)
     repeated = OrtGradientRegressor(MLP((3,)), **settings).fit(np.repeat(X, repeats, 0), np.repeat(y, repeats))
     for name, array in weighted.weights_.items():
@@ -87,7 +87,7 @@ def test_class_weights_go_by_label():
 def test_balanced_counts_a_row_as_often_as_it_weighs():
     X, y = blobs(60)
     repeats = np.random.RandomState(0).randint(1, 4, 60)
-    settings = {"class_weight": "balanced", "batch_size": 500, "optimizer": "sgd"}
+    settings = {"class_weight": "balanced", "batch_size": 500, "optimizer": "sgd", "alpha": 3.0}
     weighted = small(**settings).fit(X, y, sample_weight=repeats)
     repeated = small(**settings).fit(np.repeat(X, repeats, 0), np.repeat(y, repeats))
     for name, array in weighted.weights_.items():

@@ -227,7 +227,7 @@ def test_partial_fit_makes_one_pass_over_a_stream(tmp_path):
     X, y = labels()
     path = write(tmp_path / "table.parquet", X, y)
     rows = RowBlocks(path, "y", buffer_rows=200)
-    expected = classifier(max_iter=1).fit(rows)
+    expected = classifier(max_iter=1, alpha=0).fit(rows)
     found = classifier().partial_fit(rows, classes=range(3))
     assert same_bits(found, expected)
     assert found.t_ == expected.t_ == len(X)

@@ -130,7 +130,7 @@ def test_balanced_classes_go_on(task, fitted, tmp_path):
     X, y = rows(task)
     y[: len(y) // 2] = 0
     weights = np.linspace(0.5, 2, len(X)).astype(np.float32)
-    model = classifier(class_weight="balanced", max_iter=1)
+    model = classifier(class_weight="balanced", alpha=0, max_iter=1)
     if fitted:
         quietly(model.fit, X, y, weights).export_training(tmp_path / "folder")
     else:
@@ -235,7 +235,7 @@ def test_size_of_a_step(tmp_path):
 
 def test_a_model_that_is_not_fitted_is_exported_untrained(tmp_path):
     X, y = rows("multiclass")
-    model = classifier(max_iter=1)
+    model = classifier(alpha=0, max_iter=1)
     model.export_training(tmp_path / "folder", X, y, batch_size=8)
     assert not hasattr(model, "classes_")
     folder = Folder(tmp_path / "folder")

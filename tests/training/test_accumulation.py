@@ -82,6 +82,7 @@ def test_shuffled_rows_are_those_of_the_large_batch():
 def test_classes_and_rows_of_weight_zero():
     labels, weights = (y > 0).astype(int) + (y > 1), np.where(np.arange(50) % 3, WEIGHTS, 0.0)
     common = {"learning_rate_init": 0.02, "max_iter": 5, "random_state": 0, "shuffle": False, "tol": NEVER}
+    common |= {"alpha": 0}
     small = OrtGradientClassifier(batch_size=5, **common).set_params(optimizer__accumulate=3).fit(X, labels, weights)
     large = OrtGradientClassifier(batch_size=15, **common).fit(X, labels, weights)
     for name, array in large.weights_.items():

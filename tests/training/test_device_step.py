@@ -195,19 +195,19 @@ def test_an_interruption_keeps_the_weights_reached(own_memory, monkeypatch):
         return run(self, **changed)
 
     monkeypatch.setattr(Binding, "run", interrupted)
-    fitted = device_step_classifier(batch_size=4)
+    fitted = device_step_classifier(batch_size=4, alpha=0)
     start = {t.name: onnx.numpy_helper.to_array(t) for t in MLP((6,)).build(5, 3, 0).graph.initializer}
     with pytest.warns(UserWarning, match="interrupted"):
         fitted.fit(X, y)
     assert fitted.n_iter_ == 1
     monkeypatch.undo()
-    one = device_step_classifier(batch_size=4, max_iter=1).fit(X, y)
+    one = device_step_classifier(batch_size=4, alpha=0, max_iter=1).fit(X, y)
     assert start.keys() == one.weights_.keys()
     assert any((fitted.weights_[name] != one.weights_[name]).any() for name in one.weights_)
 
 
 def test_lbfgs_trains_with_the_step_of_the_host(own_memory):
-    fitted = device_step_classifier(optimizer=LBFGS(), max_iter=30).fit(X, y)
+    fitted = device_step_classifier(optimizer=LBFGS(), alpha=0, max_iter=30).fit(X, y)
     assert not trained_on_device(fitted)
     assert fitted.loss_ < fitted.loss_curve_[0] / 2
 

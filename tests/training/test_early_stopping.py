@@ -13,6 +13,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import OneHotEncoder
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn._inference.predictor import Predictor
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.losses import Huber, Loss, Quantile, Tweedie
 from tests.helpers.environment import each_engine
@@ -90,6 +91,19 @@ def test_a_scorer_is_followed_as_written():
         assert fitted.n_iter_ in (best + 5, 40)
     by_name, by_function = fit(classifier(scoring="accuracy")), fit(classifier(scoring=lambda e, X, y: e.score(X, y)))
     assert by_name.validation_scores_ == by_function.validation_scores_
+
+
+def test_scorers_take_probabilities_that_round_above_one(monkeypatch):
+    run = Predictor.run
+
+    def rounded_up(self, *data, **options):
+        found = run(self, *data, **options)
+        if found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 1:  # probabilities
+            found[0] = np.eye(10)[0] * np.nextafter(np.float32(1), np.float32(2))
+        return found
+
+    monkeypatch.setattr(Predictor, "run", rounded_up)
+    assert all(np.isfinite(fit(classifier(scoring="neg_log_loss", max_iter=3)).validation_scores_))
 
 
 def test_loss_equals_callback_loss_for_weights_and_pieces(monkeypatch):

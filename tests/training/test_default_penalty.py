@@ -1,0 +1,81 @@
+"""The penalty on weights that ``alpha="auto"`` stands for."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy.sparse import csr_matrix
+
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+
+RNG = np.random.RandomState(0)
+X = RNG.normal(size=(400, 3)).astype(np.float32)
+LABELS = (X[:, 0] + RNG.normal(size=400) > 0).astype(int)
+NUMBERS = 3 * X[:, 0] + RNG.normal(size=400) + 7
+STILL = {"learning_rate_init": 0.0, "max_iter": 1, "shuffle": False, "random_state": 0}
+pytestmark = pytest.mark.filterwarnings("ignore:Training has not converged")
+
+
+def squares(estimator):
+    return sum(float((array.astype(float) ** 2).sum()) for array in estimator.weights_.values() if array.ndim == 2)
+
+
+def log_loss_of(classifier, X, y):
+    return -np.log(classifier.predict_proba(X.astype(float))[np.arange(len(y)), y]).mean()
+
+
+@pytest.mark.parametrize("weight", [1.0, 1e-6, 1e6])
+@pytest.mark.parametrize("batch_size", ["auto", 50, 1000])
+def test_an_epoch_of_labels_has_twice_half_the_squares_over_all_rows(batch_size, weight):
+    classifier = OrtGradientClassifier(MLP((5,)), batch_size=batch_size, **STILL)
+    classifier.fit(X, LABELS, sample_weight=np.full(400, weight))
+    assert_allclose(classifier.loss_, log_loss_of(classifier, X, LABELS) + 2 / 2 * squares(classifier) / 400, rtol=1e-5)
+
+
+def test_numbers_have_a_penalty_of_five_in_units_of_their_deviation():
+    regressor = OrtGradientRegressor(MLP((5,)), **STILL).fit(X, NUMBERS)
+    error = np.mean((regressor.predict(X) - NUMBERS) ** 2) / NUMBERS.var()
+    assert_allclose(regressor.loss_, error + 5 / 2 * squares(regressor) / 400, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "rows", "y"),
+    [
+        (OrtGradientClassifier(Linear(), **STILL), X, LABELS),
+        (OrtGradientClassifier(MLP(()), **STILL), X, LABELS),
+        (OrtGradientClassifier(MLP((5,)), loss="hinge", **STILL), X, LABELS),
+        (OrtGradientClassifier(MLP((5,)), **STILL), csr_matrix(X), LABELS),
+        (OrtGradientRegressor(MLP((5,)), loss="absolute_error", **STILL), X, NUMBERS),
+        (OrtGradientRegressor(MLP((5,)), target_scaling=None, **STILL), X, NUMBERS),
+        (OrtGradientClassifier(MLP((5,)).build(3, 1, random_state=0), **STILL), X, LABELS),
+    ],
+    ids=["linear", "no hidden layer", "another loss", "sparse rows", "loss of numbers", "unscaled", "given graph"],
+)
+def test_other_models_losses_and_rows_have_no_penalty(estimator, rows, y):
+    found = estimator.fit(rows, y).loss_
+    assert found == estimator.set_params(alpha=0).fit(rows, y).loss_
+
+
+def test_lbfgs_takes_the_penalty_of_all_rows():
+    classifier = OrtGradientClassifier(MLP((3,)), optimizer="lbfgs", max_iter=30, random_state=0).fit(X, LABELS)
+    assert_allclose(classifier.loss_, log_loss_of(classifier, X, LABELS) + squares(classifier) / 400, rtol=1e-4)
+
+
+def test_partial_fit_has_no_penalty():
+    auto, none = (OrtGradientClassifier(MLP((5,)), alpha=alpha, random_state=0) for alpha in ("auto", 0))
+    for part in (auto, none):
+        part.partial_fit(X, LABELS, classes=[0, 1])
+    assert auto.loss_ == none.loss_
+    assert (auto.predict_proba(X) == none.predict_proba(X)).all()
+
+
+def test_noisy_labels_of_few_rows_are_not_predicted_with_certainty():
+    rng = np.random.RandomState(1)
+    train, test = rng.normal(size=(2, 150, 40)).astype(np.float32)
+    y_train, y_test = ((part[:, 0] + 1.5 * rng.normal(size=150) > 0).astype(int) for part in (train, test))
+    auto, none = (OrtGradientClassifier(alpha=a, random_state=0).fit(train, y_train) for a in ("auto", 0))
+    assert log_loss_of(auto, test, y_test) < 0.8 * log_loss_of(none, test, y_test)
+
+
+def test_another_name_than_auto_is_refused():
+    with pytest.raises(ValueError, match="alpha"):
+        OrtGradientClassifier(alpha="automatic").fit(X, LABELS)
