@@ -235,7 +235,7 @@ the best of 1, 2, 3, 5 and 10 on 16 small tables (benchmarks/defaults.py)."""
 
 
 def default_alpha(estimator: Any, config: TrainingConfig, task: Task, n_rows: int) -> float:
-    """Return the penalty that ``alpha="auto"`` stands for on ``n_rows`` dense rows, held-out ones included.
+    """Return the penalty that ``alpha="auto"`` stands for on ``n_rows`` rows, held-out ones included.
 
     The penalty of a minibatch is divided by its rows. This strength falls with the number of minibatches of an epoch,
     so that an epoch has the penalty of STRENGTH on all rows: a prior, which matters less the more rows there are.

@@ -219,7 +219,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
 
 def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examples) -> float:
     """Return the penalty of ``alpha="auto"``; none in ``partial_fit``, which cannot know how many rows will come."""
-    if call.one_epoch or isinstance(examples.targets, SeveralTargets) or sparse_inputs(examples.columns, every=True):
+    if call.one_epoch or isinstance(examples.targets, SeveralTargets):
         return 0.0
     weights = np.ones(len(examples)) if examples.weights is None else examples.weights[examples.weights > 0]
     n_rows = len(weights) if call.stream is None else call.stream.n_rows

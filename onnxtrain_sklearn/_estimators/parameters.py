@@ -97,10 +97,10 @@ rows than ``batch_size``, they are one minibatch. Each call of ``partial_fit`` i
     "alpha": Parameter('float or "auto"', """
 Strength of the penalty on weights, not biases (parameters of rank 2 and more), as in scikit-learn's MLP:
 ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by the sum of the sample weights of the minibatch.
-"auto": in ``fit``, for an :class:`~onnxtrain_sklearn.MLP` with hidden layers, dense rows and the default loss, 2
-for labels and 5 for scaled numbers, times the mean weight of a row, times the share of a minibatch in all rows.
-An epoch then has the penalty of ``LogisticRegression(C=0.5)``, which matters on up to some thousand rows. For all
-other models and losses, in ``partial_fit``, which does not know how many rows will come, and in exported training
+"auto": in ``fit``, for an :class:`~onnxtrain_sklearn.MLP` with hidden layers and the default loss, 2 for labels
+and 5 for scaled numbers, times the mean weight of a row, times the share of a minibatch in all rows. An epoch
+then has the penalty of ``LogisticRegression(C=0.5)``, which matters on up to some thousand rows. For all other
+models and losses, in ``partial_fit``, which does not know how many rows will come, and in exported training
 graphs: 0.""",
         (NOT_NEGATIVE, OneOf(("auto",)))),
     "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty: 0 is L2, 1 is L1.", (FRACTION,)),

@@ -218,10 +218,10 @@ class LivePredictions(Predictions[np.ndarray]):
     """The predictions of a graph with one trained output."""
 
     def _computed(self, output: int, *, with_scores: bool) -> np.ndarray:
-        found = self._predictor(with_scores=with_scores).run(self._live, self._rows, output)
+        found: np.ndarray = self._predictor(with_scores=with_scores).run(self._live, self._rows, output)
         if output == 1 and self._state.decoding.has_probabilities:
             # a float32 softmax may give 1.0000001, which scikit-learn's metrics refuse
-            return np.minimum(found, 1, dtype=found.dtype)
+            found = np.minimum(found, 1, dtype=found.dtype)
         return found
 
     def finite(self) -> bool:

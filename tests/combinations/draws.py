@@ -181,6 +181,7 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
         "max_iter": dice.one(1, 2, 3, 5),
         "batch_size": dice.one("auto", 1, 2, 4, 5, 8, 100),
         "tol": NEVER,
+        "alpha": 0.0,
         "random_state": draw.number,
     }
     decays = "weight_decay" in optimizer.get_params()

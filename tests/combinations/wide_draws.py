@@ -275,6 +275,7 @@ def wide_parameters(dice: Dice, kind: str, task: str, number: int, engine: str) 
         "max_iter": dice.one(2, 3, 4),
         "batch_size": dice.one("auto", 4, 5, 8, 100),
         "tol": -np.inf,
+        "alpha": 0.0,
         "random_state": number,
     }
     decays = "weight_decay" in optimizer.get_params()

@@ -148,6 +148,7 @@ def loss_of_weights(weights, X, y):
 def test_a_step_goes_along_the_gradient_of_float64():
     X, y = NUMBER
     plain = {"model": MLP((5,), activation="tanh"), "optimizer": SGD(momentum=0.0), "learning_rate_init": 1e-2}
+    plain["alpha"] = 0
     estimator = estimator_of("compiled", batch_size=ROWS, max_iter=1, warm_start=True, **plain).fit(X, y)
     before = {name: array.astype(float) for name, array in estimator.weights_.items()}
     after = estimator.fit(X, y).weights_

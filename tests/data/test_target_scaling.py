@@ -60,8 +60,8 @@ def test_targets_that_float32_does_not_tell_apart_give_a_warning():
 
 @pytest.mark.parametrize("engine", available_engines())
 def test_target_scaling_trains_as_standardized_targets_do(engine):
-    by_hand = scaled_regressor(target_scaling=None, engine=engine).fit(X, scale(Y))
-    ours = scaled_regressor(engine=engine).fit(X, Y)
+    by_hand = scaled_regressor(target_scaling=None, alpha=2.0, engine=engine).fit(X, scale(Y))
+    ours = scaled_regressor(alpha=2.0, engine=engine).fit(X, Y)
     assert_array_equal(ours.loss_curve_, by_hand.loss_curve_)
     expected = by_hand.predict(X).astype(np.float64) * Y.std() + Y.mean()
     assert_allclose(ours.predict(X), expected, rtol=1e-5)
@@ -123,10 +123,9 @@ def test_a_model_without_intercept_has_none(loss):
 
 def test_rows_of_weight_count_as_often():
     repeats = np.random.RandomState(0).randint(0, 3, len(Y))
-    weighted = scaled_regressor(batch_size=2000, shuffle=False).fit(X, Y, sample_weight=repeats)
-    repeated = scaled_regressor(batch_size=2000, shuffle=False).fit(
-        np.repeat(X, repeats, axis=0), np.repeat(Y, repeats)
-    )
+    settings = {"batch_size": 2000, "shuffle": False, "alpha": 2.0}
+    weighted = scaled_regressor(**settings).fit(X, Y, sample_weight=repeats)
+    repeated = scaled_regressor(**settings).fit(np.repeat(X, repeats, axis=0), np.repeat(Y, repeats))
     assert_allclose(weighted.predict(X), repeated.predict(X), rtol=1e-4)
 
 

@@ -173,6 +173,7 @@ def test_networks_train_without_private_onnxruntime_names(monkeypatch):
     def results():
         own = {"session.intra_op.allow_spinning": "0"}  # sessions with such options are not shared
         settings = {"max_iter": 2, "tol": -np.inf, "random_state": 0, "runtime": Runtime(session_options=own)}
+        settings["alpha"] = 0
         net = OrtGradientClassifier(MLP((7,)), **settings).set_params(optimizer__max_grad_norm=1.0)
         found = quietly(net.fit, X, Y).predict_proba(X), net.predict(X[:1]), *net.weights_.values()
         session = sessions.create_session(net.model_.SerializeToString(), net._state.device)
