@@ -77,6 +77,7 @@ MODELS: dict[str, Maker] = {
     "OrtGradient alpha=0": network(alpha=0),
     "OrtGradient early stopping": network(alpha=0, early_stopping=True),
     "RealMLP": ours("RealMLP"),
+    "RealMLP td": ours("RealMLP", "td"),
 }
 
 

@@ -94,7 +94,7 @@ too few to compare epochs."""
 class RecipeParameters(DeclaredEstimator):
     """The parameters that all recipes share; a recipe adds those of its network and of its training."""
 
-    n_ensembles: int = declare(1, Parameter("int", """
+    n_ensembles: int | str = declare(1, Parameter("int", """
 Number of models to train. Each holds out other rows, and one graph averages their predictions.""", (COUNT,)))
     validation_fraction: float | None = declare(0.2, Parameter("float or None", """
 Share of the rows that each model holds out, at most one half. The epoch with the best score on these rows is kept
@@ -106,7 +106,7 @@ Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_ab
 rows. Higher is better. None: {score}."""))
 
     # Not parameters here. A recipe that declares them as such has them at this place of its signature.
-    label_smoothing: float = field(default=0.0, init=False)
+    label_smoothing: float | str = field(default=0.0, init=False)
     class_weight: ClassWeight = field(default=None, init=False)
 
     categorical_features: CategoricalFeatures = declare("from_dtype", Parameter('"from_dtype", list or None', """
@@ -133,6 +133,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     _scaling: ClassVar[type[Scaling]]
     _drops_constants: ClassVar[bool]
     _early_stopping: ClassVar[bool | str]
+    _watches_loss: bool = False  # True: the loss of held-out rows chooses the epoch by default
     classes_: np.ndarray
     n_outputs_: int
     loss_curves_: list[list[float]]
@@ -230,14 +231,16 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     def _train(self, examples: Examples, fraction: float | None, tasks: MemberTasks) -> KeyboardInterrupt | None:
         """Train the networks and set the fitted attributes; ``fraction`` of the rows is held out from each."""
         place = Place.of(self)
-        # The authors of both recipes choose the epoch by the accuracy, not by the loss.
         if self.scoring is not None and fraction is None:
             raise ValueError(
                 f"scoring={self.scoring!r} needs rows that are held out: set validation_fraction, 0.2 for example."
             )
-        scoring = DEFAULT_SCORING.get(examples.task) if self.scoring is None else self.scoring
-        training = MemberTraining(self._early_stopping, scoring, tasks.fit)
-        trained = train_members(self._members(examples, fraction), training, examples, place)
+        recipe = self._for_rows(examples.total_rows)
+        # The authors of both recipes choose the epoch by the accuracy. On few rows held out it moves in large steps.
+        by_loss = recipe._watches_loss and examples.task != "multilabel"  # whose default score is a loss
+        default = None if by_loss else DEFAULT_SCORING.get(examples.task)
+        training = MemberTraining(self._early_stopping, default if self.scoring is None else self.scoring, tasks.fit)
+        trained = train_members(recipe._members(examples, fraction), training, examples, place)
         # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
         networks = trained.networks
         vars(self).update(
@@ -260,6 +263,10 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             self.classes_, self._task = examples.classes, examples.task
         return trained.interrupted
 
+    def _for_rows(self, n_rows: int) -> Self:
+        """Return a recipe in which the parameters that depend on the number of rows are known."""
+        return self
+
     def _members(self, examples: Examples, fraction: float | None) -> Iterator[PreparedMember]:
         """Yield the networks to train; a fraction of the rows is held out."""
 
@@ -268,7 +275,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             return self._network(preprocessing, n_rows).set_params(random_state=seed, **shared)
 
         recipe = MemberRecipe(self._scaling, self._drops_constants, network)
-        return prepared_members(recipe, examples, self.n_ensembles, fraction, generator_of(self, examples.parts))
+        return prepared_members(recipe, examples, int(self.n_ensembles), fraction, generator_of(self, examples.parts))
 
     @property
     def history_(self) -> EpochRows:

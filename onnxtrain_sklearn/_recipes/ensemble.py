@@ -130,7 +130,12 @@ class Examples(Protocol):
     task : str
     classes : ndarray or None
         The labels of a classifier.
+    total_rows : int
+        All rows to fit, held-out ones included.
     """
+
+    @property
+    def total_rows(self) -> int: ...
 
     @property
     def task(self) -> Task: ...
@@ -223,9 +228,10 @@ class MemberTasks:
         if not self._set:
             return fit()
         recipe = self._recipe
+        count = None if isinstance(recipe.n_ensembles, str) else recipe.n_ensembles
 
         def as_task() -> FitResult:
-            self._root = root = recipe._init_callback_context(max_subtasks=recipe.n_ensembles)
+            self._root = root = recipe._init_callback_context(max_subtasks=count)
             root.call_on_fit_task_begin(estimator=recipe)
             result = fit()
             root.call_on_fit_task_end(estimator=recipe)
@@ -273,6 +279,11 @@ class TableExamples:
     def used(self) -> np.ndarray:
         """Indices of the rows of positive weight."""
         return np.arange(len(self.table)) if self.weights is None else np.flatnonzero(self.weights)
+
+    @property
+    def total_rows(self) -> int:
+        """The number of rows of positive weight."""
+        return len(self.used)
 
     @property
     def classes(self) -> np.ndarray | None:
@@ -434,7 +445,7 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
     check_consistent_length(table.columns[0], targets.values)
     examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
     weights, place = _class_weights_by_label(recipe, targets), Place.of(recipe)
-    for member in recipe._members(examples, recipe.validation_fraction):
+    for member in recipe._for_rows(examples.total_rows)._members(examples, recipe.validation_fraction):
         if weights:
             member.network.set_params(class_weight=weights)
         matrix, values, _ = examples.prepared(member.preprocessing, member.rows, place)

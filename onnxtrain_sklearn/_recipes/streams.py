@@ -70,6 +70,11 @@ class BlockExamples:
         self._warned = set[str]()
 
     @property
+    def total_rows(self) -> int:
+        """The number of rows of all blocks."""
+        return sum(self.sizes)
+
+    @property
     def task(self) -> Task:
         """The task of the targets."""
         return self.targets_of_all.task

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 REALMLP = {"hidden_layer_sizes": (16,), "max_iter": 30, "batch_size": 64, "random_state": 0}
 TABM = {"n_members": 4, "hidden_layer_sizes": 24, "learning_rate_init": 0.01, "max_iter": 60, "random_state": 0}
 CLASSIFIERS = {
-    "RealMLP": RealMLPClassifier(**REALMLP),
+    "RealMLP": RealMLPClassifier("td", **REALMLP),
     "RealMLP TD-S": RealMLPClassifier("td-s", **REALMLP),
     "TabM": TabMClassifier(**TABM),
     "TabM-mini": TabMClassifier(**TABM, mini=True, embedding="piecewise_linear"),
