@@ -81,7 +81,7 @@ def test_a_constant_rate_and_missing_entries():
 
 
 def test_training_of_an_ensemble_has_a_curve_for_each_network():
-    forest = RealMLPClassifier(max_iter=2, n_ensembles=2, hidden_layer_sizes=(4,), random_state=0).fit(X, Y)
+    forest = RealMLPClassifier("td", max_iter=2, n_ensembles=2, hidden_layer_sizes=(4,), random_state=0).fit(X, Y)
     display = TrainingDisplay.of(forest)
     assert display.losses == forest.loss_curves_
     display.plot(ax=axes(len(display.panels)))
