@@ -53,7 +53,9 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
     "gallery_dirs": "gallery",
     "filename_pattern": r"/plot_",
-    "subsection_order": [f"../examples/gallery/{name}" for name in ("training", "data", "adapting", "extending")],
+    "subsection_order": [
+        f"../examples/gallery/{name}" for name in ("training", "data", "adapting", "derivatives", "extending")
+    ],
     "within_subsection_order": "FileNameSortKey",
     "backreferences_dir": "gallery/backreferences",
     "doc_module": ("onnxtrain_sklearn",),
