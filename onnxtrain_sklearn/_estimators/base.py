@@ -498,11 +498,13 @@ class BaseOrtGradient(GraphEstimator):
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
             the last weights of a finite loss.
         """
-        validation, old = (
+        validation, old_rows = (
             optional_data("val", X_val, y_val, sample_weight_val),
             optional_data("old", X_old, y_old, sample_weight_old),
         )
-        return train(self, Call(X, y, sample_weight, None, validation, resume=is_on(self.warm_start), old=old))
+        return train(
+            self, Call(X, y, sample_weight, None, validation, resume=is_on(self.warm_start), old_rows=old_rows)
+        )
 
     def initialize(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Prepare everything that :meth:`fit` prepares, and take no step.

@@ -45,7 +45,7 @@ class Call:
         Whether training continues from the last call.
     one_epoch : bool
         Whether to train for one epoch only, as ``partial_fit`` does.
-    old : tuple or None
+    old_rows : tuple or None
         X, y and sample_weight of old rows, for fine-tuning.
     validation_fraction : float or None
         Share of the rows to hold out; None: that of the estimator.
@@ -64,7 +64,7 @@ class Call:
     validation: Validation | None = None
     resume: bool = False
     one_epoch: bool = False
-    old: Validation | None = None
+    old_rows: Validation | None = None
     validation_fraction: float | None = None
     blocks: Any = None
     stream: Any = None
@@ -132,7 +132,7 @@ class FitContext:
     estimator : BaseOrtGradient
     call : Call
     config : TrainingConfig
-    old : FittedState or None
+    resumed : FittedState or None
         The state that the call continues.
     rng : numpy.random.RandomState
     split : Split
@@ -151,7 +151,7 @@ class FitContext:
     estimator: Any
     call: Call
     config: TrainingConfig
-    old: FittedState | None
+    resumed: FittedState | None
     rng: np.random.RandomState
     split: Split
     tuner: FineTuner | None
@@ -172,7 +172,7 @@ class FitContext:
         """Return the range of all targets trained on so far, including this call; None except in regression."""
         if examples.targets.task != "regression":
             return None
-        earlier = None if self.old is None else self.old.decoding.target_range
+        earlier = None if self.resumed is None else self.resumed.decoding.target_range
         if self.call.stream is None:
             values = examples.targets.values[self.split.of(examples)[0]]
         else:
@@ -204,13 +204,16 @@ class Seeded(Protocol):
 
 
 def steering_parameters(estimator: Seeded) -> list[str]:
-    """Return the parameters on which the weights depend; the graph and the callbacks are compared by themselves."""
+    """Return the parameters on which the weights depend, without graph and callbacks, which are compared separately."""
     declared = estimator.declared
     return [n for n in inspect.signature(type(estimator)).parameters if n not in declared or declared[n].steers]
 
 
 def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
-    """Return the generator of a call that begins a training on ``rows``, which are read for a checkpoint alone."""
+    """Return the generator of a call that begins a training.
+
+    ``rows`` are read only if ``random_state`` is None and a callback is a Checkpoint.
+    """
     seed, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
     checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
     if seed is not None or checkpoint is None:
@@ -228,7 +231,10 @@ def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.r
 
 
 class _Zeros(ISeedSequence):
-    """The first words of a generator that is seeded next; those that NumPy derives take most of the time of both."""
+    """Zeros as the state of a generator that is seeded right afterwards.
+
+    NumPy would spend most of the time on deriving a state that is then thrown away.
+    """
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
         return np.zeros(n_words, dtype)

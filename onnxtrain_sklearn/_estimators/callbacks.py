@@ -259,21 +259,16 @@ class HookValues:
     """The values of a training, each computed on demand."""
 
     def __init__(
-        self, estimator: object, state: FittedState, trainer: Trainer, call: Call, trained: ScoredRows
+        self, estimator: object, state: FittedState, trainer: Trainer, call: Call, training_rows: ScoredRows
     ) -> None:
-        self._estimator, self._state, self._trainer, self._call, self._trained = (
-            estimator,
-            state,
-            trainer,
-            call,
-            trained,
-        )
+        self._estimator, self._state, self._trainer, self._call = estimator, state, trainer, call
+        self._training_rows = training_rows
 
     def functions(self) -> Mapping[str, Callable[[], Any]]:
         """Return the functions that compute them, by name."""
         return {
-            "X": lambda: self._trained.data[0],
-            "y": lambda: self._trained.data[1],
+            "X": lambda: self._training_rows.data[0],
+            "y": lambda: self._training_rows.data[1],
             "metadata": self._metadata,
             "fitted_estimator": self._fitted_estimator,
         }
@@ -282,7 +277,7 @@ class HookValues:
         given = self._call.sample_weight
         if given is None:
             return None
-        rows = self._trained.rows
+        rows = self._training_rows.rows
         if isinstance(given, Mapping):  # by output
             return {"sample_weight": {n: None if w is None else np.asarray(w)[rows] for n, w in given.items()}}
         return {"sample_weight": rows_of(given, rows) if isinstance(given, Inputs) else np.asarray(given)[rows]}

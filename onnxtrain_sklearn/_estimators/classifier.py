@@ -137,11 +137,13 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         resumes = is_on(self.warm_start) and hasattr(self, "_state")
         known = _known_classes(self, classes, self.classes_ if resumes else None)
-        validation, old = (
+        validation, old_rows = (
             optional_data("val", X_val, y_val, sample_weight_val),
             optional_data("old", X_old, y_old, sample_weight_old),
         )
-        return train(self, Call(X, y, sample_weight, known, validation, resume=is_on(self.warm_start), old=old))
+        return train(
+            self, Call(X, y, sample_weight, known, validation, resume=is_on(self.warm_start), old_rows=old_rows)
+        )
 
     def initialize(
         self,

@@ -34,7 +34,7 @@ from .parameters import Parameters
 
 
 def training_examples(
-    estimator: Any, call: Call, graph: TrainableModel | None, fitted: FittedModel | None, old: FittedState | None
+    estimator: Any, call: Call, graph: TrainableModel | None, fitted: FittedModel | None, resumed: FittedState | None
 ) -> Examples:
     """Return the examples of a call; ``graph`` is None if a builder will build it for them."""
     output_task: OutputTask = estimator._output_task()
@@ -44,9 +44,9 @@ def training_examples(
         # it builds a graph for rows of several axes
         specs = (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(call.X)),)
     # X is checked against the features of a fitted scikit-learn model. An ONNX file has none: X defines them.
-    if old is None and fitted is not None:
+    if resumed is None and fitted is not None:
         take_features(estimator, fitted)
-    reset = old is None and (fitted is None or isinstance(fitted, FittedFile))
+    reset = resumed is None and (fitted is None or isinstance(fitted, FittedFile))
     if call.stream is None:
         columns = graph_inputs(estimator, call.X, specs, fitted, reset=reset)
     else:
@@ -56,11 +56,11 @@ def training_examples(
     known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
     if known is None and call.stream is not None and not call.one_epoch:
         known = call.stream.classes  # call.y is a sample, which may lack some
-    # The decoding of an earlier call, and a fitted model, say what y holds; otherwise y and the graph do.
-    at_positions = old is None and fitted is None and takes_positions(output_task, graph, call.y)
-    if call.one_epoch and old is None:
+    # An earlier call or a fitted model tells whether y has labels at positions; without them, y and the graph do.
+    at_positions = resumed is None and fitted is None and takes_positions(output_task, graph, call.y)
+    if call.one_epoch and resumed is None:
         require_known_labels(output_task, call.y, known, at_positions=at_positions)
-    decoding, known = (None, known) if old is None else (old.decoding, old.decoding.classes)
+    decoding, known = (None, known) if resumed is None else (resumed.decoding, resumed.decoding.classes)
     n_rows = len(next(iter(columns.values())))
     found = weighted_targets(
         output_task, n_rows, call.y, call.sample_weight, known, decoding, at_positions=at_positions
@@ -97,10 +97,12 @@ def batches_for(
     merged with ``rows_meet`` (the result of a row depends on the others of its minibatch), where their number matters.
     """
     examples = scaled(examples, state.decoding.target_scale)
-    every, weights, n_rows = trained_columns(state, examples), examples.weights, len(rows)
+    columns, weights, n_rows = trained_columns(state, examples), examples.weights, len(rows)
     fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
-    rows, weights = distinct_rows(every, rows, weights) if fits else weighted_rows(rows, weights)
-    return ArrayBatches(every, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last)
+    rows, weights = distinct_rows(columns, rows, weights) if fits else weighted_rows(rows, weights)
+    return ArrayBatches(
+        columns, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last
+    )
 
 
 def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputData]:
@@ -115,7 +117,7 @@ def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputDa
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
-    """Return the examples with scaled targets."""
+    """Return the examples with scaled targets. X is scaled by the graph: ``graph_plan.scale_for``."""
     if scale is None:
         return examples
     targets = examples.targets

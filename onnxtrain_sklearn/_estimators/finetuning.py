@@ -167,7 +167,7 @@ def transformer_names(estimator: Parameters, graph: TrainableModel, fitted: Fitt
 
 def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: FineTuner | None) -> Examples | None:
     """Return the old rows of a call, checked like the training examples; None if it has none."""
-    if call.old is None:
+    if call.old_rows is None:
         return None
     if tuner is None:
         raise ValueError(
@@ -178,7 +178,7 @@ def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: F
     if tuner.new_head:
         raise ValueError("X_old and y_old have no use with new_head=True: the old rows have other targets.")
     with faults_of_old_data():
-        return validation_examples(estimator, state, *call.old)
+        return validation_examples(estimator, state, *call.old_rows)
 
 
 def tuning_trainer(
@@ -187,11 +187,11 @@ def tuning_trainer(
     settings: StepSettings,
     examples: Examples,
     rows: np.ndarray,
-    old: Examples | None,
+    old_rows: Examples | None,
     batches: ArrayBatches,
     validate: Callable[[], float] | None,
 ) -> Trainer:
-    """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, and on the ``old`` rows if given."""
+    """Return the trainer that fine-tunes the parameters of ``state`` on ``rows``, and on the ``old_rows`` if given."""
     assert context.tuner is not None
     where = where_rows_meet(state.trained_form, settings)
     if where is not None:
@@ -213,18 +213,18 @@ def tuning_trainer(
 
     step, searched = searched_rows(state, settings, examples.columns, batches)
     state.engine = step.engine
-    old_rows = None
-    if old is not None:  # their loss is computed by a separate step that shares the parameters
-        every = np.arange(len(old)) if old.weights is None else np.flatnonzero(old.weights)
-        every = state.rng.permutation(every)
-        pieces = batches_for(state, old, every, min(len(every), OLD_PIECE), shuffle=False)
-        old_rows = RowObjective(*searched_rows(state, settings, old.columns, pieces))
+    old_objective = None
+    if old_rows is not None:  # their loss is computed by a separate step that shares the parameters
+        counted = np.arange(len(old_rows)) if old_rows.weights is None else np.flatnonzero(old_rows.weights)
+        counted = state.rng.permutation(counted)
+        pieces = batches_for(state, old_rows, counted, min(len(counted), OLD_PIECE), shuffle=False)
+        old_objective = RowObjective(*searched_rows(state, settings, old_rows.columns, pieces))
     damping = None
     if not context.head_names:
         frozen = transformer_names(context.estimator, state.graph, state.fitted) - {*state.parameters.names}
         damping = damping_of(state, examples, rows, frozen)
     inner = inner_scores(state, live, rows[:SCORED_ROWS])
-    tuning = Tuning(context.tuner, scores, state.rng, old_rows, context.head_names, damping, inner)
+    tuning = Tuning(context.tuner, scores, state.rng, old_objective, context.head_names, damping, inner)
     return FineTuningTrainer(tuning, context.config.loop, step, searched, state.history, validate)
 
 
@@ -381,19 +381,19 @@ class Remaining:
 
 def remaining(state: FittedState, columns: Columns) -> Remaining:
     """Return the computation left for each iteration: the whole graph, or the part downstream of a cut."""
-    graph, trained = state.trained_form, state.parameters.names
-    frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in trained}
-    part = frozen_part(graph.model, graph.scores, trained, frozen)
+    graph, names = state.trained_form, state.parameters.names
+    frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in names}
+    part = frozen_part(graph.model, graph.scores, names, frozen)
     found = None if part is None else _computed(state, part, columns)
     if part is None or found is None:
         return Remaining(graph, frozen, columns)
     kept = {v.name or "": v for v in part.second.graph.inputs}
-    every = {name: column for name, column in {**columns, **found}.items() if name in kept}
+    read = {name: column for name, column in {**columns, **found}.items() if name in kept}
     for name in found:
-        kept[name].shape = ir.Shape([ir.SymbolicDim("N"), *every[name].shape[1:]])
-    inputs = tuple(TensorSpec(name, column.dtype, (None, *column.shape[1:])) for name, column in every.items())
+        kept[name].shape = ir.Shape([ir.SymbolicDim("N"), *read[name].shape[1:]])
+    inputs = tuple(TensorSpec(name, column.dtype, (None, *column.shape[1:])) for name, column in read.items())
     rest = {name: array for name, array in frozen.items() if name in part.second.graph.initializers}
-    return Remaining(replace(graph, model=part.second, inputs=inputs, reference=None), rest, every)
+    return Remaining(replace(graph, model=part.second, inputs=inputs, reference=None), rest, read)
 
 
 def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[str, InputData] | None:

@@ -72,12 +72,12 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
     """
     register_waiting()  # our converters for skl2onnx, if the user has imported it by now
     estimator: Any = fitted
-    old = call.resumed_state(estimator)
-    transaction = Transaction(estimator, old)
+    resumed = call.resumed_state(estimator)
+    transaction = Transaction(estimator, resumed)
     state, trainer = None, None
     try:
         state, trainer = prepare(estimator, call)
-        if old is None and estimator.verbose:
+        if resumed is None and estimator.verbose:
             announce(estimator, state)
         transaction.begin_training(trainer, one_epoch=call.one_epoch)
         train_watched(trainer.watcher, trainer.partial_fit if call.one_epoch else trainer.fit)
@@ -166,15 +166,15 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
     steps: Preparation = estimator._preparation()
-    old = call.resumed_state(estimator)
+    resumed = call.resumed_state(estimator)
     if call.blocks is not None:
-        call = with_arrays(estimator, call, config, old)
+        call = with_arrays(estimator, call, config, resumed)
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
-    plan = steps.graph_plan(estimator, old, call.X)
-    examples = steps.examples(estimator, call, plan.known, plan.fitted, old)
-    if old is not None:
-        rng = old.rng  # a training that continues goes on drawing from its generator
+    plan = steps.graph_plan(estimator, resumed, call.X)
+    examples = steps.examples(estimator, call, plan.known, plan.fitted, resumed)
+    if resumed is not None:
+        rng = resumed.rng  # a training that continues goes on drawing from its generator
     else:
         rng = generator_of(estimator, lambda: bytes_of(examples, call)) if call.stream is None else call.stream.rng
     # Fine-tuning takes all rows at once.
@@ -194,7 +194,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         estimator,
         call,
         config,
-        old,
+        resumed,
         rng,
         split,
         tuner,
@@ -208,7 +208,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     chosen = steps.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
     scores = steps.complete_state(context, state, chosen, examples)
-    state.live.predictors.clear()  # they hold the current weights
+    state.live.predictors.clear()  # their copies of the weights are outdated after the first step
 
     # The loop, its minibatches and its step. At last, compare the training graph with the predicting graph.
     scored, validate = steps.validation(context, state, settings, examples)
@@ -241,8 +241,8 @@ def trainer_for(
     """Return the loop over the training rows; ``validate`` scores the validation rows ``scored``."""
     estimator, config, call, tuner = context.estimator, context.config, context.call, context.tuner
     rows, _ = context.split.of(examples)
-    old = old_examples(estimator, state, call, tuner)
-    settings = settings if old is None else ignoring(settings, old.targets)
+    old_rows = old_examples(estimator, state, call, tuner)
+    settings = settings if old_rows is None else ignoring(settings, old_rows.targets)
 
     # Minibatches. Fine-tuning takes all rows, in pieces. Shuffle them first, because its cross-validation uses only the
     # first pieces.
@@ -266,17 +266,17 @@ def trainer_for(
 
     # The step, and the loop around it.
     if tuner is not None:
-        trainer = tuning_trainer(context, state, settings, examples, rows, old, batches, validate)
+        trainer = tuning_trainer(context, state, settings, examples, rows, old_rows, batches, validate)
     else:
         # Calls of partial_fit may bring more or fewer rows: they reuse a step of at least ``smallest`` rows.
         smallest, largest = (size, limit) if call.one_epoch else (batches.size, batches.size)
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
-        # The engine "auto" chooses by the planned passes, of LIKELY_EPOCHS at most, as most fits stop before max_iter.
+        # The engine "auto" counts the passes of at most LIKELY_EPOCHS epochs, because most fits stop before max_iter.
         # Each minibatch is a pass, also where ``accumulate`` makes one step of several. A call that continues keeps its
         # engine.
         loop, passes = config.loop, 0
-        if context.old is None and not call.one_epoch:
+        if context.resumed is None and not call.one_epoch:
             epochs = loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS)
             passes = batches.n_minibatches * epochs
         step = step_for(state, settings, smallest, largest, sparse, passes)
@@ -291,10 +291,10 @@ def trainer_for(
         measure = loss_of_outputs if state.decoding.parts else loss_of_rows
         trainer.validation_loss = measure(state, settings, scored, predictor)
     if hooks_of(estimator):
-        trained = scored_rows(state, examples, np.sort(rows), call)
-        measures = Measures(estimator, state, settings, {"train": trained, "validation": scored})
+        training_rows = scored_rows(state, examples, np.sort(rows), call)
+        measures = Measures(estimator, state, settings, {"train": training_rows, "validation": scored})
         training = ActiveTraining(estimator, state, trainer, call, measures, scored)
-        trainer.watcher = CallbackWatcher(training, HookValues(estimator, state, trainer, call, trained))
+        trainer.watcher = CallbackWatcher(training, HookValues(estimator, state, trainer, call, training_rows))
     return trainer
 
 
@@ -369,7 +369,10 @@ ALWAYS_COPIED = 2**18
 """Bytes of weights and optimizer state below which a copy takes almost no time."""
 
 COPIED_FOR_STEPS, MANY_STEPS = 2**26, 20
-"""Up to so many bytes, a copy takes about a third of a step: it is cheap if MANY_STEPS steps follow."""
+"""Bytes up to which weights and optimizer state are copied if at least MANY_STEPS steps follow.
+
+Such a copy takes about a third of a step.
+"""
 
 
 class Transaction:
@@ -384,9 +387,9 @@ class Transaction:
       direct call warns; the interrupt is raised if it is meant for a caller of ``fit``, such as a search.
 
     A call that resumes an earlier one shares weights, optimizer state, history and random state with it. They are
-    copied before the first step, and restored after an error. The copy is skipped if weights and optimizer state are
-    large for the number of steps of the call, and neither callbacks nor a score are the user's code. An error of the
-    runtime or the device after the first step then restores only the weights, as they were before the epoch.
+    copied before the first step, and restored after an error. Weights and optimizer state are always copied where code
+    of the user runs (callbacks, a score); otherwise only if they are small for the number of steps. Without a copy, an
+    error after the first step restores only the weights, to those before the epoch.
 
     Parameters
     ----------
@@ -434,11 +437,11 @@ class Transaction:
 
 
 class ResumedState:
-    """Everything that a call changes in the state that it continues.
+    """The parts that a call shares with the state that it continues, and changes.
 
-    A call has a state of its own, and shares only the parts kept here. Curves and rows of the history are immutable.
-    Weights and optimizer state are references until :meth:`copy_arrays`, because nothing before the first step writes
-    into these arrays.
+    The :class:`FittedState` around them is a new one. Curves and rows of the history are immutable. Weights and
+    optimizer state are references until :meth:`copy_arrays`, because nothing before the first step writes into these
+    arrays.
     """
 
     def __init__(self, state: FittedState) -> None:
@@ -466,7 +469,7 @@ class ResumedState:
 
     @property
     def can_restore(self) -> bool:
-        """True if the arrays are unchanged: they are copies, or neither a step nor an epoch was taken."""
+        """True if the arrays held here are still those from before the call: copies, or not yet touched by a step."""
         optimizer, history = self._state.optimizer_state, self._state.history
         same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch
         return self._is_copied or same

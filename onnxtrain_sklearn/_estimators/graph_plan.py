@@ -86,9 +86,10 @@ def trainable_graph_of(
         )
     whole = given_graph(model)
     whole = in_training_mode(whole) if training_mode else whole
-    # Only graphs with one trained output get text encoding; otherwise ``input_columns`` raises and says why.
-    plain = is_text_network(whole, output) and (joined or bool(several))
-    if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not plain):
+    # A text network whose outputs are joined, or of which several are trained, is read like any other graph;
+    # ``input_columns`` then refuses its text input.
+    refuses_text = is_text_network(whole, output) and (joined or bool(several))
+    if (labels := whole.meta[LABELS]) or (is_fitted_graph(whole, output) and not refuses_text):
         if several:
             raise ModelError(
                 f"The graph is that of a fitted model (ai.onnx.ml), which is trained on one output, not on "
@@ -135,12 +136,12 @@ class GraphPlan:
         return self.known, examples
 
 
-def graph_plan(estimator: Parameters, old: FittedState | None, X: MatrixLike) -> GraphPlan:
+def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike) -> GraphPlan:
     """Return the plan for the graph of an estimator with one output: that of an earlier call, given, or to build."""
-    if old is not None:
-        if old.began is not None:
-            old.began.require_same(estimator)
-        return GraphPlan(old.original, old.fitted, old.decoding.target_scale)
+    if resumed is not None:
+        if resumed.began is not None:
+            resumed.began.require_same(estimator)
+        return GraphPlan(resumed.original, resumed.fitted, resumed.decoding.target_scale)
     if resolve_builder(estimator.model) is not None:
         return BuiltGraph(estimator)
     given, tuner = resolve_graph_model(estimator.model), estimator.finetune
@@ -229,8 +230,9 @@ class BuiltGraph(GraphPlan):
                 self.target_scale = target_scale(method, targets, rows, weights, centered=centered)
             else:
                 self.target_scale = call.stream.scale(method, centered=centered)
-        trained = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
-        # Rows are scaled if the builder asks for it (``scales_rows``), except in three cases:
+        training_rows = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
+        # The graph scales X itself, by two nodes in front (``scale_rows``): the columns stay as they are. It does so if
+        # the builder asks for it (``scales_rows``), except in three cases:
         # - The targets of a regressor are not scaled.
         # - The builder is the user's: its weights may suit the rows as they are.
         # - A linear model has a penalty, whose meaning depends on the units.
@@ -239,7 +241,7 @@ class BuiltGraph(GraphPlan):
         linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
         unscaled = kind is None or in_units or not is_plain(builder) or (config.alpha and linear)
         scale = None if unscaled else scale_for(builder, examples, split.of(examples)[0])
-        graph = built_graph(builder, scaled(examples, self.target_scale), trained, rng, scale)
+        graph = built_graph(builder, scaled(examples, self.target_scale), training_rows, rng, scale)
         (column,) = examples.columns.values()
         if column.matches(graph.inputs[0]):
             return graph, replace(examples, columns={graph.inputs[0].name: column})
@@ -249,23 +251,23 @@ class BuiltGraph(GraphPlan):
 def built_graph(
     builder: Builder,
     examples: Examples,
-    rows: np.ndarray | None,
+    training_rows: np.ndarray | None,
     rng: np.random.RandomState,
     scale: InputScale | None = None,
 ) -> TrainableModel:
-    """Return the trainable form of the graph that a builder builds for ``rows`` of the data, or for all if None.
+    """Return the trainable form of the graph that a builder builds for the training rows; None: for all rows.
 
     ``scale``, which only builders of this package get, is built into the graph.
     """
     (column,) = examples.columns.values()
     n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
-    every = np.arange(len(examples)) if rows is None else np.sort(rows)
+    rows = np.arange(len(examples)) if training_rows is None else np.sort(training_rows)
     targets, weights = examples.targets.values, examples.weights
     makers: dict[str, Callable[[], object]] = {
         "row_shape": lambda: column.shape[1:],
-        "X": lambda: column.read_only(every),
-        "y": lambda: targets[every],
-        "sample_weight": lambda: None if weights is None else weights[every],
+        "X": lambda: column.read_only(rows),
+        "y": lambda: targets[rows],
+        "sample_weight": lambda: None if weights is None else weights[rows],
     }
     keywords = {name: makers[name]() for name in keywords_of(builder)}  # those that the builder declares
     if is_plain(builder) and makes_drafts(builder):
@@ -276,7 +278,8 @@ def built_graph(
     else:
         with operators_of(f"{type(builder).__name__}.build"):
             built = builder.build(n_features, n_outputs, rng, **keywords)
-        whole = with_scaled_rows(load(built), scale)
+        whole = load(built)
+        scale_rows(whole, scale)
         graph = replace(_graph_built_by(builder, whole), reference=whole)
 
     # The graph must accept the rows.
@@ -304,7 +307,8 @@ def _drafted_graph(builder: Builder, draft: Draft, scale: InputScale | None) -> 
     require_within_limits(proto)
     with refusing("The graph that the builder builds is not valid"):
         whole = infer_declared(readable(proto))
-    graph = _graph_built_by(builder, with_scaled_rows(whole, scale))
+    scale_rows(whole, scale)
+    graph = _graph_built_by(builder, whole)
     return graph.with_weights(graph.weights())  # as arrays: weights in an external file would be read anew in each fit
 
 
@@ -357,18 +361,18 @@ class InputScale:
     divisor: np.ndarray
 
 
-def scale_for(builder: Builder, examples: Examples, trained: np.ndarray) -> InputScale | None:
-    """Return the scale of the rows in the graph of a builder; None if no column of the ``trained`` rows is large."""
-    # The sample of rows: evenly spaced, and in order, because they may be read from a file. Shares are their weights.
+def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -> InputScale | None:
+    """Return the scale of the rows in the graph of a builder; None if no column of the training rows is large."""
+    # The sample of rows: evenly spaced, and in order, because they may be read from a file.
     (column,), kind = examples.columns.values(), getattr(builder, "scales_rows", None)
     row_shape, n_numbers = column.shape[1:], math.prod(column.shape[1:])
     most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // n_numbers))
-    trained = np.sort(trained)
-    chosen = trained[:: max(1, -(-len(trained) // most))]
-    shares = np.ones(len(chosen)) if examples.weights is None else examples.weights[chosen].astype(np.float64)
+    training_rows = np.sort(training_rows)
+    chosen = training_rows[:: max(1, -(-len(training_rows) // most))]
+    weights = np.ones(len(chosen)) if examples.weights is None else examples.weights[chosen].astype(np.float64)
     if not column.is_sparse and len(chosen) * n_numbers <= _NUMBERS_AT_ONCE:
         numbers = np.asarray(column.read_only(chosen)).reshape(-1, n_numbers)
-        if _are_small(numbers, shares):
+        if _are_small(numbers, weights):
             return None
 
     # Mean, deviation and root mean square of each column, or of each channel of images. Sums are taken of differences
@@ -382,14 +386,14 @@ def scale_for(builder: Builder, examples: Examples, trained: np.ndarray) -> Inpu
     sums = np.zeros((2, *row_shape))
     for piece in np.array_split(np.arange(len(chosen)), max(1, len(chosen) * n_numbers // _NUMBERS_AT_ONCE)):
         rows: Any = column.read_only(chosen[piece])
-        weights, are_sparse = shares[piece], sp.issparse(rows)
+        own, are_sparse = weights[piece], sp.issparse(rows)
         if are_sparse:
             rows = rows.astype(np.float64)
-            sums += np.stack([np.ravel(weights @ rows), np.ravel(weights @ rows.multiply(rows))])
+            sums += np.stack([np.ravel(own @ rows), np.ravel(own @ rows.multiply(rows))])
         else:
             rows = np.asarray(rows, np.float64) - origin
-            sums += np.stack([np.tensordot(weights, rows, 1), np.tensordot(weights, rows * rows, 1)])
-    first, second = (sums / shares.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
+            sums += np.stack([np.tensordot(own, rows, 1), np.tensordot(own, rows * rows, 1)])
+    first, second = (sums / weights.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
     variance, mean = np.maximum(second - first**2, 0.0), origin + first
     deviation, size = np.sqrt(variance), np.sqrt(variance + mean**2)
 
@@ -407,16 +411,16 @@ def scale_for(builder: Builder, examples: Examples, trained: np.ndarray) -> Inpu
 
 
 @ignores_float_errors
-def _are_small(rows: np.ndarray, shares: np.ndarray) -> bool:
+def _are_small(rows: np.ndarray, weights: np.ndarray) -> bool:
     """Return True if no column is large: all mean squares are clearly below the limit."""
-    mean_squares = shares.astype(rows.dtype) @ (rows * rows) / shares.sum()
+    mean_squares = weights.astype(rows.dtype) @ (rows * rows) / weights.sum()
     return bool((mean_squares < CLEARLY_SMALL).all())
 
 
-def with_scaled_rows(model: ir.Model, scale: InputScale | None) -> ir.Model:
-    """Return ``model``, changed in place so that it scales its rows first."""
+def scale_rows(model: ir.Model, scale: InputScale | None) -> None:
+    """Change ``model`` in place so that it scales its rows first."""
     if scale is None:
-        return model
+        return
     (rows,) = model.graph.inputs
     uses, op = list(rows.uses()), GraphBuilder(model.graph, prefix="scaled", constant_nodes=True)
     scaled = op.Sub(rows, scale.center[np.newaxis]) if scale.center.any() else rows
@@ -424,4 +428,3 @@ def with_scaled_rows(model: ir.Model, scale: InputScale | None) -> ir.Model:
     for node, index in uses:
         node.replace_input_with(index, scaled)
     model.graph.sort()
-    return model

@@ -123,7 +123,7 @@ class LabelTask(OutputTask):
         if targets.has_positions:
             return validation_accuracy(predicted, targets, weights)
         if targets.lacks_labels:
-            # the share of rows all of whose counted labels are right, by the weights that the rows were given
+            # the share of rows whose counted labels are all right, weighted by the user's weights
             labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
             rows = rows_with_labels(targets)
             given = None if weights is None else given_weights(targets, weights)
@@ -152,7 +152,7 @@ class NumberTask(OutputTask):
         return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
 
 
-# Methods of an estimator exist or not by its loss and its fitted state.
+# Which methods an estimator has depends on its loss and its fitted state.
 
 
 def require_probabilities(estimator: Parameters) -> bool:
@@ -286,9 +286,10 @@ def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: Ar
     if n_axes != 2 or graph is None:
         return n_axes > 2
 
-    # A matrix: its columns are positions if the scores of a row have two or more axes longer than 1. They are also
-    # positions if the scores have one such axis, of as many places as ``y`` has columns, beside an axis of size 1;
-    # but labels of only 0 and 1 are indicators then.
+    # A matrix. Its columns are positions in two cases:
+    # - The scores of a row have two or more axes that are, or may be, longer than 1.
+    # - The scores of a row have the shape (k, 1) or (1, k), y has k columns, k > 1, and not all labels are 0 or 1.
+    # In all other cases the columns are several labels of a row.
     row = graph.output_row
     long = [size for size in row if size != 1]
     if len(row) != 2 or len(long) != 1:
@@ -313,7 +314,8 @@ def positions_of(
     ends = {axis: rest for axis, rest in ((-1, row[:-1]), (1, row[1:])) if setting in ("auto", axis)}
     fitting = [axis for axis, rest in ends.items() if rest == places]
     if len(fitting) > 1 and len(declared) == len(row):  # an axis of unknown size cannot hold the classes
-        fitting = [axis for axis in fitting if declared[min(axis, 0)] is not None] or fitting
+        # ``declared`` has no axis of rows: axis 1 of the scores is its axis 0.
+        fitting = [axis for axis in fitting if declared[0 if axis == 1 else -1] is not None] or fitting
     if row == places:
         return Positions(len(places), -1)
     if len(fitting) == 1:
@@ -379,7 +381,7 @@ class OutputChoice(NamedTuple):
 
 def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodingChoice:
     """Return the decoding for the loss and the targets, and the settings of the step."""
-    config, old, fitted = context.config, context.old, context.fitted
+    config, resumed, fitted = context.config, context.resumed, context.fitted
     output_task: OutputTask = context.estimator._output_task()
     has_known_scores = graph.members is not None or bool(context.head_names)
     if has_known_scores and output_task.output_kind not in ("auto", "scores"):
@@ -388,7 +390,7 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
             f"scores. Set 'auto'."
         )
     loss = loss_of(output_task, fitted, graph)
-    runs = old is None and fitted is None and not has_known_scores
+    runs = resumed is None and fitted is None and not has_known_scores
     chosen = choose_output(
         output_task,
         loss,
@@ -397,10 +399,10 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
         examples.columns,
         config.device,
         given=bare_model(context.estimator.model) if runs else None,
-        old=None if old is None else old.decoding,
+        earlier=None if resumed is None else resumed.decoding,
         fitted=fitted,
     )
-    seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
+    seed = int(context.rng.randint(2**31 - 1)) if resumed is None else resumed.seed
     positions = trained_positions(chosen.decoding, examples.targets)
     settings = ignoring(config.with_decoding(loss, chosen.decoding, seed, positions), examples.targets)
     return DecodingChoice(chosen.original, chosen.graph, chosen.decoding, settings, (chosen.reference,))
@@ -415,18 +417,18 @@ def choose_output(
     device: Device,
     *,
     given: Any = None,
-    old: Decoding | None = None,
+    earlier: Decoding | None = None,
     fitted: FittedModel | None = None,
 ) -> OutputChoice:
     """Return the decoding of one output of a graph.
 
     A run of the ``given`` graph tells what its output holds. Without one, the number of scores is known from the
-    ``old`` decoding of an earlier call, from a ``fitted`` model, or because the graph was built for the targets.
+    decoding of an ``earlier`` call, from a ``fitted`` model, or because the graph was built for the targets.
     """
     loss.check_targets(targets.values)
     reference = None if given is None else reference_output(given, graph, columns, device)
-    if old is not None:
-        positions = old.positions
+    if earlier is not None:
+        positions = earlier.positions
     else:
         positions = positions_of(reference, graph, targets, output_task.class_axis) if targets.has_positions else None
     if reference is not None:
@@ -439,8 +441,8 @@ def choose_output(
         graph, n_columns = resolve_output_kind(
             graph, reference, output_task.output_kind, classifies=output_task.classifies
         )
-    elif old is not None:
-        n_columns = old.n_outputs
+    elif earlier is not None:
+        n_columns = earlier.n_outputs
     elif fitted is not None:
         n_columns = _score_columns(graph, columns, device)
     else:
@@ -491,7 +493,7 @@ def decoding_for(
         raise ValueError(
             f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
         )
-    # A likelihood loss takes the link that the graph has; a hinge loss reads the scores without one.
+    # A likelihood loss takes the link that the graph has; a hinge loss keeps its own, the identity.
     link = graph.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
     return graph, Decoding(task, link, n_columns, targets.classes, positions=positions)
 

@@ -53,10 +53,10 @@ from .outputs import DecodingChoice, OutputTask, balanced_weights
 
 
 def starting_state(context: FitContext, chosen: DecodingChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
-    """Return the state, new or the old one with the current parameters, and the settings of its step."""
-    estimator, config, old, tuner = context.estimator, context.config, context.old, context.tuner
+    """Return the state, new or the resumed one with the current parameters, and the settings of its step."""
+    estimator, config, resumed, tuner = context.estimator, context.config, context.resumed, context.tuner
     graph, columns = chosen.graph, examples.columns
-    if old is None and estimator.adapters is not None:
+    if resumed is None and estimator.adapters is not None:
         graph = adapted(estimator, graph, context.rng)
 
     # The settings, and the choice of the trained parameters.
@@ -68,14 +68,14 @@ def starting_state(context: FitContext, chosen: DecodingChoice, examples: Exampl
         context.require_same_units(settings.loss)
     decoding = replace(chosen.decoding, target_scale=context.target_scale)
     shapes = {spec.name: columns[spec.name].shape[1:] for spec in graph.inputs}
-    if old is not None:
-        return _resumed_state(old, *selected(graph, trainable), shapes, decoding, settings), settings
+    if resumed is not None:
+        return _resumed_state(resumed, *selected(graph, trainable), shapes, decoding, settings), settings
 
     # A new state. It does not hold the given graph (``reference``), which only the comparisons below need.
     graph, names = selected(graph if graph.reference is None else replace(graph, reference=None), trainable)
     weights, sparse = graph.weights(), sparse_inputs(columns, every=settings.lazy_rows)
-    trained = in_trainable_type(in_trained_form(graph, shapes, names), settings, names, sparse)
-    parameters, frozen = _divided(trained, names, weights, settings)
+    form = in_trainable_type(in_trained_form(graph, shapes, names), settings, names, sparse)
+    parameters, frozen = _divided(form, names, weights, settings)
     state = FittedState(
         graph=graph,
         activation=chosen.original.activation,
@@ -90,44 +90,44 @@ def starting_state(context: FitContext, chosen: DecodingChoice, examples: Exampl
         seed=settings.seed,
         fitted=context.fitted,
         began=Start.by(estimator),
-        live=LiveSessions(trained_form=trained),
+        live=LiveSessions(trained_form=form),
     )
     warn_of_doubtful(graph, state.parameters.names, config.trainable)
     return state, settings
 
 
 def _resumed_state(
-    old: FittedState,
+    resumed: FittedState,
     graph: TrainableModel,
     names: Sequence[str],
     shapes: Mapping[str, tuple[int, ...]],
     decoding: Decoding,
     settings: StepSettings,
 ) -> FittedState:
-    """Return a state that continues from the weights of ``old`` with the current settings; it trains ``names``."""
-    trains_others = set(names) != set(old.parameters.names)
-    same = not trains_others and shapes == old.shapes and graph == old.graph
-    trained = old.live.trained_form if same else in_trained_form(graph, shapes, names, old.parameters.buffer.dtype)
+    """Return a state that continues from the weights of ``resumed`` with the current settings; it trains ``names``."""
+    trains_others = set(names) != set(resumed.parameters.names)
+    same = not trains_others and shapes == resumed.shapes and graph == resumed.graph
+    form = resumed.live.trained_form if same else in_trained_form(graph, shapes, names, resumed.parameters.buffer.dtype)
     state = replace(
-        old,
+        resumed,
         graph=graph,
         shapes=shapes,
         decoding=decoding,
         device=settings.device,
         session_options=settings.session_options,
-        engine=old.engine if settings.engine == "auto" else settings.engine,
+        engine=resumed.engine if settings.engine == "auto" else settings.engine,
         snapshots=(),
-        live=replace(old.live, trained_form=trained, predictors={}),
+        live=replace(resumed.live, trained_form=form, predictors={}),
     )
     averages = settings.ema_decay is not None
     if trains_others:
-        weights = {**graph.weights(), **old.trained_weights()}
+        weights = {**graph.weights(), **resumed.trained_weights()}
         state.parameters, state.frozen = _divided(state.trained_form, names, weights, settings)
         state.optimizer_state = OptimizerState(draws=state.optimizer_state.draws)
         state.live.step = state.history.last_finite = None
-    elif averages != old.parameters.averages:
-        state.parameters = old.parameters.with_averages(averages)
-        state.optimizer_state = replace(old.optimizer_state, averaged=0)
+    elif averages != resumed.parameters.averages:
+        state.parameters = resumed.parameters.with_averages(averages)
+        state.optimizer_state = replace(resumed.optimizer_state, averaged=0)
         state.live.step = None
     return state
 
@@ -136,10 +136,11 @@ def _divided(
     graph: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
 ) -> tuple[FlatParameters, dict[str, np.ndarray]]:
     """Return the trained parameters ``names`` with the running statistics, and the frozen rest."""
-    trained, statistics = ({name: weights[name] for name in group} for group in (names, graph.running_statistics))
+    selected_weights = {name: weights[name] for name in names}
+    statistics = {name: weights[name] for name in graph.running_statistics}
     averages = settings.ema_decay is not None
-    parameters = FlatParameters(trained, graph.dtype, statistics, settings.factors, averages=averages)
-    frozen = {n: array for n, array in weights.items() if n not in trained and n not in statistics}
+    parameters = FlatParameters(selected_weights, graph.dtype, statistics, settings.factors, averages=averages)
+    frozen = {n: array for n, array in weights.items() if n not in selected_weights and n not in statistics}
     return parameters, {name: array.astype(graph.dtype) for name, array in frozen.items()}
 
 
@@ -162,7 +163,7 @@ def complete_state(
         state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())
     (reference,), columns, scores = chosen.references, examples.columns, []
     model: Any = bare_model(context.estimator.model)
-    fitted = None if context.old is not None else state.fitted
+    fitted = None if context.resumed is not None else state.fitted
     if reference is not None:
         predictor = state.plain_predictor()
         scores = [require_same_outputs(reference, chosen.graph, state.decoding, predictor, columns, state.device)]
@@ -197,7 +198,9 @@ def _require_equal_predictions(context: FitContext, state: FittedState, model: A
     X, splits_words = context.call.X, fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # words may differ in every row
     share, step = tied_rows(model, rows)
-    ties = f"{share:.0%} of the rows have several training points at the distance of the last of n_neighbors of {step}"
+    ties = (
+        f"For {share:.0%} of the rows, several training points are as far away as the last of the n_neighbors of {step}"
+    )
     if share:
         advice = (
             f"{ties}, and which of them count depends on their order; models of neighbors within a radius count all "
@@ -209,6 +212,7 @@ def _require_equal_predictions(context: FitContext, state: FittedState, model: A
         model,
         rows,
         predictions_on(context.estimator, state, rows),
+        # ``require_equal`` goes on: "... and {the model} differ: ..."
         what="It is refused, because training would begin from another model: its ONNX form",
         tolerance=1e-4,
         reads_float64=any(spec.dtype == "float64" for spec in state.deployed.inputs),
@@ -292,7 +296,8 @@ def _compared(
             parts = _parts_in_form(state, settings, len(reference.rows))
             step = HostStep(parts)
         except (ModelError, UnsupportedOperatorError) as reason:
-            return FileComparison(f"it has no form without {left_out or 'its device'}: {reason}")
+            problem = f"it has no form without {left_out}" if left_out else "it cannot be run on the host"
+            return FileComparison(f"{problem}: {reason}")
     else:
         step = cast("HostStep", trainer.step)
         parts = StepParts(

@@ -1,10 +1,10 @@
 """Fit to tables that need not fit into memory, predict and score them.
 
 :func:`opened` makes a :class:`RowBlocks` of a path or of a table that is not read yet. :func:`with_arrays` then puts
-arrays in its place, as the further steps of a preparation take them. If the buffer holds all rows, these are the rows,
-and training is that on arrays, to the bit. If not, they are a sample of the rows, on which graph, decoding and step are
-prepared. A :class:`Stream` then holds the facts on all rows that the first step needs: the classes and their weights,
-the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
+arrays in its place, as the further steps of a preparation take them. If the buffer holds all rows, the arrays are all
+rows, and training gives the same bits as on arrays. If not, they are a sample of the rows, on which graph, decoding and
+step are prepared. A :class:`Stream` then holds the facts on all rows that the first step needs: the classes and their
+weights, the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
 
 :func:`predicted_batches` and :func:`score_of_source` read a source once and in order, and hold one batch in memory.
 """
@@ -63,7 +63,7 @@ class Stream:
     Attributes
     ----------
     source : RowBlocks, or object with ``__len__`` and ``block(i)``
-    trained : list of int
+    training_blocks : list of int
         The blocks to train on; the others are held out.
     buffer_rows, prefetch : int
     rng : numpy.random.RandomState
@@ -80,7 +80,7 @@ class Stream:
     """
 
     source: Any
-    trained: list[int]
+    training_blocks: list[int]
     buffer_rows: int
     prefetch: int
     rng: np.random.RandomState
@@ -135,7 +135,10 @@ class Stream:
     def training_step(
         self, step: TrainingStep, state: FittedState, settings: StepSettings, sparse: Collection[str]
     ) -> TrainingStep:
-        """Return the step to train with: ``step``, where the blocks are read in this process."""
+        """Return the step to train with.
+
+        Here it is ``step``; the stream of ``dask`` wraps it, because workers read its blocks.
+        """
         return step
 
     def converted(self, X: Any, convert: Callable[[Any], T]) -> T:
@@ -143,7 +146,7 @@ class Stream:
         try:
             return convert(X)
         except (ValueError, TypeError):
-            for i in self.trained:
+            for i in self.training_blocks:
                 with named_block(self.source, i):
                     convert(block_parts(self.source, i)[0])
             raise
@@ -163,10 +166,10 @@ class GraphBlocks:
         return self._stream.n_rows
 
     def __len__(self) -> int:
-        return len(self._stream.trained)
+        return len(self._stream.training_blocks)
 
     def block(self, i: int) -> Block:
-        state, number = self._state, self._stream.trained[i]
+        state, number = self._state, self._stream.training_blocks[i]
         with named_block(self._stream.source, number):
             X, y, sample_weight = block_parts(self._stream.source, number)
             columns = self._matrix(X)
@@ -212,7 +215,7 @@ class GraphBlocks:
 
 def opened(estimator: Any, call: Call) -> Call:
     """Return the call with its source as an object of blocks; a source that is opened here is closed with the call."""
-    if not isinstance(estimator.loss, Mapping):
+    if not isinstance(estimator.loss, Mapping):  # a mapping of losses: several outputs, trained on rows in memory
         source = opened_source(call.X, call.y, call.sample_weight, call.resources)
         if source is not None:
             return replace(call, blocks=source)
@@ -223,7 +226,7 @@ def opened(estimator: Any, call: Call) -> Call:
             f"to partial_fit."
         )
     given = {"X": call.X, "y": call.y, "sample_weight": call.sample_weight}
-    for name, data in (("val", call.validation), ("old", call.old)):
+    for name, data in (("val", call.validation), ("old", call.old_rows)):
         given |= {} if data is None else {f"{one}_{name}": part for one, part in zip(given, data, strict=False)}
     for name, part in given.items():
         require_in_memory(part, name)
@@ -274,7 +277,7 @@ def rows_in_buffer(source: Any, sizes: Sequence[int]) -> tuple[Any, np.ndarray, 
     return joined_parts([block_parts(source, i) for i, size in enumerate(sizes) if size])
 
 
-def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedState | None) -> Call:
+def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None) -> Call:
     """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
     source, output_task = call.blocks, estimator._output_task()
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
@@ -288,8 +291,8 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     read = getattr(source, "targets", None) or (lambda i: block_parts(source, i)[1:])
     filled = [i for i, size in enumerate(sizes) if size]
 
-    # Draw the blocks to hold out, before any targets are read. Blocks whose rows all have weight zero are passed over.
-    rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if old is None else old.rng
+    # Draw an order of the blocks and hold out the first ones, passing over blocks whose rows all have weight zero.
+    rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if resumed is None else resumed.rng
     held_out: list[int] = []
     if config.loop.early_stopping and call.validation is None and not call.one_epoch:
         share = float(estimator.validation_fraction if fraction is None else fraction)
@@ -308,7 +311,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
 
     # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
     labels_by_block: list[LabelCounts] = []
-    known, withheld = call.classes if old is None else old.decoding.classes, set(held_out)
+    known, withheld = call.classes if resumed is None else resumed.decoding.classes, set(held_out)
     for i in filled:
         with named_block(source, i):
             y, weights = read(i)
@@ -316,7 +319,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
             trains = rows > 0 and i not in withheld
             add_targets(stream, output_task, y, weights, known, labels_by_block, trains=trains)
         if trains:
-            stream.trained.append(i)
+            stream.training_blocks.append(i)
             stream.n_rows += rows
     if not stream.n_rows:
         raise ValueError("All rows to train on have weight zero.")
@@ -325,7 +328,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, old: FittedS
     validation = call.validation
     if held_out:
         validation = sample_of_blocks(source, output_task, held_out, sizes, buffer_rows)
-    X, y, sample_weight = sample_of_blocks(source, output_task, stream.trained, sizes, SAMPLE_ROWS)
+    X, y, sample_weight = sample_of_blocks(source, output_task, stream.training_blocks, sizes, SAMPLE_ROWS)
     return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
 
 
@@ -334,7 +337,7 @@ def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> N
     name = None
     if not config.optimizer.takes_minibatches:
         name = type(config.optimizer).__name__
-    elif call.old is not None:
+    elif call.old_rows is not None:
         name = "Fine-tuning with X_old"
     elif estimator.finetune not in ("auto", None):
         name = "Fine-tuning"
@@ -390,7 +393,7 @@ def add_targets(
 
 
 def counted_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-    """Return a mask of the rows whose weight is above zero, that of their class included."""
+    """Return a mask of the rows that count: their weight, times that of their class, is above zero."""
     counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
     if not output_task.classifies:
         return counted
@@ -563,10 +566,10 @@ class Batching:
     ----------
     output_task : OutputTask
     decoding : Decoding
-    trained : object
-        An object that a new training replaces, and one that continues keeps.
+    published : object
+        An object that each training replaces when it publishes its result.
     rows_seen : int
-        Rows seen in training.
+        Rows seen in training. Their number rises before a training that continues publishes its result.
     chunk_rows : callable
         Returns the rows of data that a method computes at a time, and the numbers of a row.
     rows_meet : callable
@@ -575,7 +578,7 @@ class Batching:
 
     output_task: OutputTask
     decoding: Decoding
-    trained: object
+    published: object
     rows_seen: int
     chunk_rows: Callable[[Any, str], tuple[int, int]]
     rows_meet: Callable[[], object]
@@ -602,12 +605,12 @@ def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
 
 def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
     facts, types = estimator._batching(), None
-    with _cut_like_arrays(estimator, method, X) as batches:
+    with _opened_batches(estimator, method, X) as batches:
         for rows in batches:
             import pyarrow as pa
 
             now = estimator._batching()
-            if now.trained is not facts.trained or now.rows_seen != facts.rows_seen:
+            if now.published is not facts.published or now.rows_seen != facts.rows_seen:
                 raise RuntimeError(
                     f"{type(estimator).__name__} was trained while its predictions were read: read all of them before."
                 )
@@ -620,7 +623,7 @@ def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
 
 
 def _columns(method: str, decoding: Decoding, classes: Any, found: Any) -> dict[str, np.ndarray]:
-    """Return predictions as the column "prediction", and numbers of classes in a column for each, named by its label.
+    """Return predictions as the column "prediction"; probabilities and scores by class, in columns named by the label.
 
     Several predictions a row are numbered: "prediction_0". So are the numbers of several labels a row: "0_red".
     """
@@ -640,7 +643,7 @@ def _columns(method: str, decoding: Decoding, classes: Any, found: Any) -> dict[
 
 
 def scored_targets(estimator: object, y: Any, sample_weight: Any) -> Any:
-    """Return ``y`` of a call of ``score`` with rows in memory; raise if it is None, or not in memory as the weights."""
+    """Return ``y`` of a call of ``score``; raise if it is None, or if it or the weights are not in memory."""
     if y is None:
         raise ValueError(f"{type(estimator).__name__}.score requires y, but the target y is None.")
     require_in_memory(y, "y")
@@ -658,7 +661,7 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
     if isinstance(X, RowBlocks):
         y, sample_weight = X.target, X.sample_weight
     score = _accuracy if estimator._batching().output_task.classifies else _r2
-    with _cut_like_arrays(estimator, "predict", X, y, sample_weight, scored=True) as batches:
+    with _opened_batches(estimator, "predict", X, y, sample_weight, scored=True) as batches:
         return score(estimator, batches)
 
 
@@ -717,25 +720,27 @@ def _result(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
 
 
 @contextmanager
-def _cut_like_arrays(
+def _opened_batches(
     estimator: Any, method: str, X: Any, y: Any = None, sample_weight: str | None = None, *, scored: bool = False
 ) -> Iterator[Iterator[SourceRows]]:
     """Open a source, and give its rows in batches; the targets are read if they are scored.
 
-    A batch consists of the chunks of rows in which ``predict`` computes all rows of an array, because a row that is
-    computed among other rows may differ in its last bits. All iterators are closed at the end of the ``with`` block:
+    Batches are cut where ``predict`` cuts an array into chunks: a row that is computed together with other rows may
+    differ in its last bits. All iterators are closed at the end of the ``with`` block:
     the traceback of an error would keep them, and their files, open.
     """
     with (
         closing(_read(estimator, X, y, sample_weight, scored=scored)) as parts,
-        closing(_chunks(estimator, method, parts)) as batches,
+        closing(_batches(estimator, method, parts)) as batches,
     ):
         yield batches
 
 
-def _chunks(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Generator[SourceRows]:
+def _batches(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Generator[SourceRows]:
+    """Join and cut parts into batches of whole chunks; only the last chunk may be short."""
     waiting: list[SourceRows] = []
     count = size = chunk = 0
+    checked = False
     facts: Batching = estimator._batching()
     for part in parts:
         if not size:
@@ -744,8 +749,8 @@ def _chunks(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Generat
             size = chunk * max(1, min(BATCH_ROWS, BATCH_NUMBERS // width) // chunk)
         waiting.append(part)
         count += part.n_rows
-        if count > chunk >= count - part.n_rows:  # checked once, when the rows first exceed one chunk
-            node = facts.rows_meet()
+        if count > chunk and not checked:  # rows of a single chunk may meet: they are predicted at once, as in memory
+            checked, node = True, facts.rows_meet()
             if node is not None:
                 raise ModelError(
                     f"The prediction of a row depends on the rows that are predicted with it (at {node}), so all rows "

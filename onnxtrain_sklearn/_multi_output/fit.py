@@ -114,9 +114,9 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 def several_outputs(output_tasks: Tasks) -> Preparation:
     """Return the steps of a preparation for outputs that learn these tasks."""
     return Preparation(
-        graph_plan=lambda estimator, old, X: GraphPlan(_known_outputs(estimator, old, output_tasks)),
-        examples=lambda estimator, call, graph, fitted, old: several_examples(
-            estimator, output_tasks, call, graph, old
+        graph_plan=lambda estimator, resumed, X: GraphPlan(_known_outputs(estimator, resumed, output_tasks)),
+        examples=lambda estimator, call, graph, fitted, resumed: several_examples(
+            estimator, output_tasks, call, graph, resumed
         ),
         decoding=partial(choose_decodings, output_tasks),
         complete_state=partial(complete_state_of_outputs, output_tasks),
@@ -125,19 +125,19 @@ def several_outputs(output_tasks: Tasks) -> Preparation:
     )
 
 
-def _known_outputs(estimator: Parameters, old: FittedState | None, output_tasks: Tasks) -> TrainableModel:
+def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_tasks: Tasks) -> TrainableModel:
     """Return the given graph with the outputs that have a loss, or that of an earlier call."""
     names = tuple(output_tasks)
-    if old is not None:
-        assert old.began is not None
-        old.began.require_same(estimator)
-        earlier = tuple(form.output for form in old.graph.forms)
+    if resumed is not None:
+        assert resumed.began is not None
+        resumed.began.require_same(estimator)
+        earlier = tuple(form.output for form in resumed.graph.forms)
         if earlier != names:
             raise ModelError(
                 f"loss was changed from the outputs {list(earlier)} to {list(names)}, but warm_start and partial_fit "
                 f"go on training those of the first call. Give a loss for each of them, in that order."
             )
-        return old.original
+        return resumed.original
     given = resolve_graph_model(estimator.model)
     model = given.graph
     if is_estimator(model) or resolve_builder(model) is not None:
@@ -156,10 +156,10 @@ def choose_decodings(
     output_tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples
 ) -> DecodingChoice:
     """Return the decodings as one, and the output of the given graph for each of them on some rows of the data."""
-    estimator, config, old, targets = context.estimator, context.config, context.old, examples.targets
+    estimator, config, resumed, targets = context.estimator, context.config, context.resumed, examples.targets
     assert isinstance(targets, SeveralTargets)
-    decodings = [None] * len(output_tasks) if old is None else old.decoding.parts
-    given = bare_model(estimator.model) if old is None else None
+    decodings = [None] * len(output_tasks) if resumed is None else resumed.decoding.parts
+    given = bare_model(estimator.model) if resumed is None else None
     weights, model = loss_weights(estimator), graph.model
     parts, losses = list[OutputChoice](), list[OutputLoss]()
     for (name, output_task), view, decoding, own in zip(
@@ -168,7 +168,7 @@ def choose_decodings(
         with naming(name):
             view, loss = replace(view, model=model), cast("Loss", output_task.loss)
             columns, device = examples.columns, config.device
-            part = choose_output(output_task, loss, view, own, columns, device, given=given, old=decoding)
+            part = choose_output(output_task, loss, view, own, columns, device, given=given, earlier=decoding)
         parts.append(part)
         model = part.original.model  # choosing a decoding may add an inverse link to the graph
         positions = trained_positions(part.decoding, own)
@@ -178,7 +178,7 @@ def choose_decodings(
     whole = replace(graph, model=model)
     # The joint decoding describes the joint targets: a matrix of numbers, each output with columns of its own.
     decoding = Decoding("regression", "identity", targets.n_outputs, parts=tuple(part.decoding for part in parts))
-    seed = int(context.rng.randint(2**31 - 1)) if old is None else old.seed
+    seed = int(context.rng.randint(2**31 - 1)) if resumed is None else resumed.seed
     settings = config.with_decoding(TotalLoss(tuple(losses), targets.has_factors), decoding, seed)
     return DecodingChoice(
         with_outputs_of(whole, [part.original for part in parts]),
@@ -392,11 +392,11 @@ Tasks = Mapping[str, OutputTask]
 
 
 def several_examples(
-    estimator: Parameters, output_tasks: Tasks, call: Call, graph: TrainableModel | None, old: FittedState | None
+    estimator: Parameters, output_tasks: Tasks, call: Call, graph: TrainableModel | None, resumed: FittedState | None
 ) -> Examples:
     """Return the examples of a call, without the factors of the outputs, which depend on the rows to train on."""
     assert graph is not None
-    columns = graph_inputs(estimator, call.X, graph.inputs, None, reset=old is None)
+    columns = graph_inputs(estimator, call.X, graph.inputs, None, reset=resumed is None)
     n_rows, y = len(next(iter(columns.values()))), by_output(call.y, output_tasks, "y")
     if call.classes is not None and not isinstance(call.classes, Mapping):
         raise TypeError(f"classes must be a dict of labels by output, got {type(call.classes).__name__}.")
@@ -406,7 +406,9 @@ def several_examples(
             labels = [known for known, output_task in output_tasks.items() if output_task.classifies]
             raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), labels)}")
     weights = weights_by_output(call.sample_weight, output_tasks)
-    decodings = dict(zip(output_tasks, [None] * len(output_tasks) if old is None else old.decoding.parts, strict=True))
+    decodings = dict(
+        zip(output_tasks, [None] * len(output_tasks) if resumed is None else resumed.decoding.parts, strict=True)
+    )
     found = []
     for view, (name, output_task) in zip(graph.views, output_tasks.items(), strict=True):
         with naming(name):

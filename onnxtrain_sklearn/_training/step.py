@@ -197,6 +197,7 @@ class HostStep(OneProcess):
         if self._updates is not None:
             self._updates.prepare((batches.n_minibatches or 0) // self.settings.accumulate)
         if self._accumulation is None:
+            # Each turn of ``filled`` copies the rows of a minibatch into the buffers, which the session reads.
             for weight in filled(batches.epoch(skip), self.passes.buffers):
                 rates = next_rates()
                 loss = self.compute_gradients(weight, rates.dropout)

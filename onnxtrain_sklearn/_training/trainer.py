@@ -177,9 +177,11 @@ class Trainer:
         """
         settings, history, progress = self._settings, self.history, self.history.progress
         steps = self.most_steps()
+        # The bests to beat. Early stopping in a call that continues measures those of its initial weights on its data;
+        # it watches the validation loss if there is one, else the score.
         score = watched = history.best_score
         if settings.early_stopping and self._validate is not None and progress.epoch:
-            score = watched = self._validate()  # the score of the initial weights on these data
+            score = self._validate()
             watched = score if self.validation_loss is None else -self.validation_loss()
         history.change(
             progress=replace(progress, total_steps=None if steps is None else progress.step + steps),
