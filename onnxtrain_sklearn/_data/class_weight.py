@@ -57,8 +57,8 @@ def weighted_positions(
 def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
     """Return the weights of rows, each multiplied by the share of its labels that count."""
     assert targets.counts is not None
-    weights, rows = checked_weights(sample_weight, len(targets.values)), targets.counts.reshape(len(targets.values), -1)
-    some = np.asarray(rows.any(axis=1))
+    weights = checked_weights(sample_weight, len(targets.values))
+    some = np.asarray(targets.counts.reshape(len(weights), -1).any(axis=1))  # rows with a label that counts
     if targets.counts.ndim == 1:
         kept = row_weights(weights[some], replace(targets.take(some), counts=None), class_weight)
         weights = np.zeros(len(weights))

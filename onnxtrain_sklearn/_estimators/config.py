@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.base import is_classifier, is_outlier_detector, is_regressor
 
 from .._fitted.fitted_model import is_estimator
-from .._gradient.engine import choose_engine
+from .._gradient.engine import checked_engine
 from .._inference.graph import Decoding
 from .._model.links import Task
 from .._model.trainable import TrainableModel
@@ -136,7 +136,7 @@ class TrainingConfig:
         compiled = self.given_engine == COMPILED
         if compiled:
             require_compiler(self.device)
-        chosen = COMPILED if compiled else choose_engine(self.given_engine, [COMPILED])
+        chosen = COMPILED if compiled else checked_engine(self.given_engine, [COMPILED])
         if not self.runtime.checkpoint_activations:
             return chosen
         if chosen in (COMPILED, "ort-training"):

@@ -46,7 +46,7 @@ from .._model.weights import NOT_WEIGHTS
 from .._utils.errors import refusing
 from ..exceptions import ModelError, instead_of, nearest
 from ..graph import FLOAT, GraphBuilder, Names, copy_type, names_of
-from .engine import choose_engine, differentiate_lowered
+from .engine import checked_engine, differentiate_lowered
 from .path import dependent
 
 
@@ -389,7 +389,7 @@ def _names(wrt: str | Sequence[str]) -> list[str]:
 
 def _twice(engine: str) -> str:
     """Return the engine for second derivatives: the gradients of ort-training have none."""
-    return "portable" if choose_engine(engine) == "auto" else engine
+    return "portable" if checked_engine(engine) == "auto" else engine
 
 
 class _Term(NamedTuple):

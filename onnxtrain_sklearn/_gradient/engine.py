@@ -50,7 +50,7 @@ def available_engines() -> tuple[str, ...]:
     return tuple(name for name, (_, available) in ENGINES.items() if available())
 
 
-def choose_engine(engine: str, others: Sequence[str] = ()) -> str:
+def checked_engine(engine: str, others: Sequence[str] = ()) -> str:
     """Return ``engine``, a name or "auto"; raise if it cannot run here.
 
     ``others`` are further names that the caller accepts, for the suggestion in the error.
@@ -152,7 +152,7 @@ def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> S
     float64, for which it lacks most gradient kernels, and for graphs in which a Where hides an infinite derivative: its
     gradient is NaN there.
     """
-    if choose_engine(engine) != "auto":
+    if checked_engine(engine) != "auto":
         return [engine]
     double = any(v.dtype is ir.DataType.DOUBLE for v in [*model.graph.inputs, *model.graph.initializers.values()])
     steep = mark_selected(model.graph)

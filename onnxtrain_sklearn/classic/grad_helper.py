@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from sklearn.utils import check_random_state
 
-from .._gradient.engine import choose_engine, differentiate
+from .._gradient.engine import checked_engine, differentiate
 from .._importers.load import checked, load
 from .._ir.edits import keep_outputs, read_as_input, replace_value
 from .._ir.limits import require_result_loads
@@ -140,7 +140,7 @@ def onnx_derivative(
     wrt = _differentiated(model.graph, weights, inputs, starts, by_loss=DerivativeOptions.Loss in options)
     if verbose:
         print(f"[onnx_derivative] {options!r} of {len(model.graph)} nodes with respect to {', '.join(wrt)}")
-    chosen = choose_engine(engine)
+    chosen = checked_engine(engine)
     names = [v.name or "" for v in model.graph.outputs]
     if loss is not None and starts:
         made = gradients_from(model, starts, wrt, loss, chosen, fill=DerivativeOptions.FillGrad in options)

@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from .._data.columns import require_in_memory
-from .._gradient.engine import choose_engine
+from .._gradient.engine import checked_engine
 from .._importers.load import checked, load
 from .._ir.edits import initializers_to_inputs, keep_outputs
 from .._ir.protobuf import to_proto
@@ -121,7 +121,7 @@ class OrtGradientForwardBackward:
         self.sess_options, self.run_options = sess_options, run_options
         self.providers, self.provider_options, self.device_index = providers, provider_options, device_index
         self.enable_logging, self.debug = bool(enable_logging), bool(debug)
-        self.engine = choose_engine(engine)
+        self.engine = checked_engine(engine)
         self.class_name = "OrtGradientFunction" if class_name is None else class_name
         self._device = runtime.resolve_providers(providers, provider_options, device_index)
         config = _ConfigNames(graph_builder_config)

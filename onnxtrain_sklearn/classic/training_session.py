@@ -20,7 +20,7 @@ import onnx_ir as ir
 from numpy.typing import DTypeLike
 
 from .._data.columns import require_in_memory
-from .._gradient.engine import choose_engine
+from .._gradient.engine import checked_engine
 from .._importers.load import checked, load
 from .._ir.edits import initializers_to_inputs
 from .._ir.limits import require_result_loads
@@ -101,7 +101,7 @@ class TrainingSession:
         self._sums: dict[str, np.ndarray] = {}
         self._runs = 0
         # Kept for set_providers, which makes sessions of the same graphs on another device.
-        self._models = session_graphs(model, loss, parameters, self._state, choose_engine(engine))
+        self._models = session_graphs(model, loss, parameters, self._state, checked_engine(engine))
         self.set_providers(providers, provider_options)
 
     def run(
@@ -381,7 +381,7 @@ class GradientGraphBuilder:
             raise TypeError("y_names and x_names are sets of names, not one name.")
         if not y_names or not x_names:
             raise ValueError("y_names and x_names must each hold a name.")
-        self._given = sorted(y_names), sorted(x_names), loss, choose_engine(engine)
+        self._given = sorted(y_names), sorted(x_names), loss, checked_engine(engine)
         self._source = checked(model_bytes)
         self._model: onnx.ModelProto | None = None
 

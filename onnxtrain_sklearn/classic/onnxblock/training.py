@@ -16,7 +16,7 @@ import onnx
 import onnx.helper
 import onnx_ir as ir
 
-from ..._gradient.engine import available_engines, choose_engine, differentiate
+from ..._gradient.engine import available_engines, checked_engine, differentiate
 from ..._gradient.ort_training import differentiate_as_built
 from ..._gradient.path import path
 from ..._ir.edits import multiply_by_columns
@@ -149,7 +149,7 @@ def gradient_model(
                 f"{loss.shape}. Make it a loss: the first name that build() returns, or loss= of generate_artifacts."
             )
         wrt = [v.name or "" for v in source.graph.inputs if v.name in wanted]
-        result = _as_built(source, wrt, outputs[0], choose_engine(engine))
+        result = _as_built(source, wrt, outputs[0], checked_engine(engine))
         if result is None:
             if dims(loss) != []:  # blocks may return a vector of one element; engines differentiate a scalar
                 scalar = GraphBuilder(source.graph, prefix="loss").ReduceSum(loss, keepdims=False)
