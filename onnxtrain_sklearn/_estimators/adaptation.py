@@ -83,8 +83,8 @@ def adapters_of(estimator: object) -> dict[str, np.ndarray]:
 def save_adapter(state: FittedState, path: str | os.PathLike[str]) -> None:
     """Write the factors and the other trained parameters to an ``.onnx_adapter`` file."""
     _require_one_network(state)
-    weights, trained = state.prediction_weights(), state.parameters.names
-    arrays = {name: weights[name] for name in (*trained, *state.parameters.running_statistics)}
+    weights, parameters = state.prediction_weights(), state.parameters
+    arrays = {name: weights[name] for name in (*parameters.names, *parameters.running_statistics)}
     for one in state.graph.low_rank:
         last = one.factors[1]
         # a runtime adds the plain product of the factors to the matrix, so the scale goes into the last one
@@ -104,14 +104,14 @@ def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     if state.deployed.inputs != state.graph.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
     _require_one_network(state)
-    changes, trained = state.graph.low_rank, state.parameters
+    changes, parameters = state.graph.low_rank, state.parameters
     open_graph = state.deployed
     if changes:
         rank = len(state.prediction_weights()[changes[0].right])
         open_graph = with_low_rank(open_graph, [one.matrix for one in changes], rank, 1.0, None)
     model = inference_model(open_graph, open_graph.weights(), state.decoding, form=options)
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
-    free = {name: axes.get(name) for name in (*trained.names, *trained.running_statistics)}
+    free = {name: axes.get(name) for name in (*parameters.names, *parameters.running_statistics)}
     initializers_with_defaults(model.graph, free)
     requantized(model)
     kept = state.graph.kept

@@ -403,5 +403,5 @@ def factors_of(
                 factors |= dict.fromkeys(matched, float(factor))
     if not any(found.values()):
         return NO_FACTORS
-    every = {name: Factors(found[RATE].get(name, 1.0), found[DECAY].get(name, 1.0)) for name in names}
-    return {name: factors for name, factors in every.items() if factors != Factors()}
+    factors_of_all = {name: Factors(found[RATE].get(name, 1.0), found[DECAY].get(name, 1.0)) for name in names}
+    return {name: factors for name, factors in factors_of_all.items() if factors != Factors()}

@@ -254,8 +254,8 @@ class FittedState:
             inference: Any = inference_model(self.trained_form, self.frozen, self.decoding, with_scores=with_scores)
         else:
             live = self.parameters.prediction_views()
-            every = {**self.frozen, **live}
-            inference = filled_graph(self.trained_form, every, self.decoding, with_scores=with_scores, live=live)
+            weights = {**self.frozen, **live}
+            inference = filled_graph(self.trained_form, weights, self.decoding, with_scores=with_scores, live=live)
         rows_meet = self.rows_of_predictions_meet
         return Predictor(
             inference, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet

@@ -429,10 +429,10 @@ def watches_loss(context: FitContext, state: FittedState, settings: StepSettings
     if context.estimator.scoring is not None or call.one_epoch:
         return False
     if isinstance(settings.loss, TotalLoss):
-        trained = [(one.task, one.loss) for one in settings.loss.outputs]
+        losses = [(one.task, one.loss) for one in settings.loss.outputs]
     else:
-        trained = [(settings.task, settings.loss)]
-    if any(task == "regression" and loss.judged_by == "loss" for task, loss in trained):
+        losses = [(settings.task, settings.loss)]
+    if any(task == "regression" and loss.judged_by == "loss" for task, loss in losses):
         return stops or context.tuner is not None
     classifies = state.decoding.task != "regression" and not state.decoding.parts and state.trained_form.link != "votes"
     return stops and classifies

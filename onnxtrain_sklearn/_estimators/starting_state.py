@@ -340,7 +340,7 @@ def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> St
     """Return the parts of a step of the training graph in inference form, with copies of the weights."""
     parameters, graph = state.parameters, state.trained_form
     statistics = {name: parameters.view(name).copy() for name in parameters.running_statistics}
-    plain = replace(
+    loss_only = replace(
         settings,
         optimizer=LBFGS(),  # it has no update graph
         alpha=0.0,
@@ -351,11 +351,11 @@ def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> St
         accumulate=1,
         ema_decay=None,
     )
-    trained = FlatParameters(
+    copies = FlatParameters(
         {name: parameters.view(name) for name in parameters.names}, parameters.vector.dtype, {}, settings.factors
     )
     graph = replace(graph, model=inference_form(graph.model))
-    return StepParts(graph, plain, trained, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
+    return StepParts(graph, loss_only, copies, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
 
 
 def _loss_by_scores(

@@ -229,10 +229,10 @@ def validation_of_outputs(
         data = call.validation[:2]
         with faults_of_validation_data():
             given = several_validation_examples(estimator, output_tasks, state, *call.validation)
-            own, trained = cast("SeveralTargets", given.targets), cast("SeveralTargets", examples.targets)
-            for name, old, new in zip(output_tasks, trained.parts, own.parts, strict=True):
+            training, validation = cast("SeveralTargets", examples.targets), cast("SeveralTargets", given.targets)
+            for name, own, other in zip(output_tasks, training.parts, validation.parts, strict=True):
                 with naming(name):
-                    require_same_places(old, new)
+                    require_same_places(own, other)
         scored = rows_to_score(state, given, np.arange(len(given)), lambda: data)
     elif held_out is not None:
         scored = scored_rows(state, examples, held_out, call)
