@@ -76,7 +76,8 @@ ABOUT_TABM = {
     "data": """\
 Columns of numbers are mapped to quantiles of the normal distribution, missing ones replaced by the median and
 marked; constant ones are left out. Categories become indicators. All of it is in the ONNX graph, which takes the
-table as it is. A step costs forty to seventy times one of RealMLP: 32 networks of 512 units are trained.""",
+table as it is. A step costs forty to seventy times one of RealMLP: 32 networks of 512 units are trained. On tables of
+some hundred rows that seldom pays: RealMLP scores better on nine of ten, in a tenth of the time.""",
     "unvalidated": "the training loss says when training ends",
     "notes": """\
 Notes
