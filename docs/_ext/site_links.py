@@ -21,7 +21,8 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nod
 
 def to_built_examples(app: Sphinx, page: str, source: list[str]) -> None:
     """Lead links to the scripts of the examples, as the repository shows them, to their pages."""
-    source[0] = source[0].replace("](../examples/gallery/)", "](gallery/index.rst)")
+    for up in ("", "../"):
+        source[0] = source[0].replace(f"](../{up}examples/gallery/)", f"]({up}gallery/index.rst)")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
