@@ -31,9 +31,12 @@ def table(n: int = 96) -> pd.DataFrame:
 
 SMALL = {"max_iter": 4, "random_state": 0, "validation_fraction": None, "batch_size": 32}
 RECIPES = {
-    "RealMLP": (RealMLPClassifier(hidden_layer_sizes=(8, 8), **SMALL), "labels"),
+    "RealMLP": (RealMLPClassifier("td", hidden_layer_sizes=(8, 8), **SMALL), "labels"),
     "RealMLP, simple": (RealMLPRegressor("td-s", hidden_layer_sizes=(8,), **SMALL), "numbers"),
-    "RealMLP, bins": (RealMLPRegressor(hidden_layer_sizes=(8,), embedding="piecewise_linear", **SMALL), "numbers"),
+    "RealMLP, bins": (
+        RealMLPRegressor("td", hidden_layer_sizes=(8,), embedding="piecewise_linear", **SMALL),
+        "numbers",
+    ),
     "no smoothing": (RealMLPClassifier("td-s", hidden_layer_sizes=(8,), label_smoothing=0.0, **SMALL), "labels"),
     "balanced": (RealMLPClassifier("td-s", hidden_layer_sizes=(8,), class_weight="balanced", **SMALL), "labels"),
     "TabM": (TabMClassifier(n_members=3, hidden_layer_sizes=(8,), **SMALL), "labels"),

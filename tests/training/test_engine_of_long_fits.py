@@ -69,7 +69,7 @@ def test_a_fit_is_long_by_its_passes_not_by_its_steps(monkeypatch):
     estimator_of(max_iter=4).fit(X, Y)
     estimator_of(max_iter=3000, n_iter_no_change=1, tol=1e9).fit(X, Y)
     estimator_of(max_iter=2, optimizer__accumulate=2).fit(X, Y)
-    RealMLPRegressor(max_iter=250, random_state=0).fit(X, Y)  # trains in all epochs
+    RealMLPRegressor(max_iter=250, n_ensembles=1, random_state=0).fit(X, Y)  # trains in all epochs
     assert asked == [4 * 5, 200 * 5, 2 * 5, 250]
 
 
