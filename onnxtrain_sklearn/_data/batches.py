@@ -411,7 +411,7 @@ class BlockBatches:
                 f"The source has {self._weighted} rows of weight above zero, but n_rows says {known}: its blocks "
                 f"changed since they were counted. Count them again."
             )
-        self.n_rows = self._read - (self._weighted - yielded)
+        self.n_rows = self._read - (self._weighted - yielded)  # without those that drop_last left out
 
     def _dealt(self, rng: np.random.RandomState) -> np.ndarray:
         """Return a random order of the blocks in which each window has blocks from all over the range of the keys.

@@ -116,7 +116,7 @@ def weights_of_classes(
 def balanced_weights(totals: np.ndarray, weight: float) -> np.ndarray:
     """Return the weight of each class that makes all classes weigh the same.
 
-    ``totals`` are the weights of the rows of each class, ``weight`` is their sum, which class weights do not change.
+    ``totals`` are the weights of the rows of each class, ``weight`` is their sum, and stays it.
     """
     return np.asarray(weight / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
 

@@ -4,9 +4,9 @@ An :class:`InputData` is the data of one input. Its rows are gathered into a buf
 matrix or a memory map, only these rows are made dense or read. The data are converted as a whole only if the copy is
 small. A variable ``columns`` holds one for each input of the graph.
 
-``inputs`` checks ``X`` and makes columns of it; :func:`dict_columns` does so for a dict of arrays. The sections below
-hold the parts that both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and their products
-with matrices, and warnings where the graph's type cannot represent the numbers.
+The module ``inputs`` checks ``X`` and makes columns of it; :func:`dict_columns` does so for a dict of arrays. The
+sections below hold the parts that both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and
+their products with matrices, and warnings where the graph's type cannot represent the numbers.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class InputData:
         return gathered(self._data, rows) if self._data.dtype == self._dtype else self.sparse_rows(rows)
 
     def content(self, rows: np.ndarray) -> np.ndarray:
-        """Return a matrix with a row for each given one: equal rows of data give equal rows."""
+        """Return a key for each given row, as a row of a matrix: equal rows of data have equal keys."""
         return _ranks(self.sparse_rows(rows)) if self.stays_sparse else self.rows(rows).reshape(len(rows), -1)
 
     def rows_with_missing(self) -> np.ndarray:
@@ -260,7 +260,7 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
 
 
 def _advice(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:
-    """Return a remedy for rows that have not the shape ``wanted`` by an input; empty if none is known."""
+    """Return a remedy for rows that lack the shape ``wanted``, which an input needs; empty if none is known."""
     shape = tuple(array.shape)
     got, row = shape[1:], ", ".join("?" if w is None else str(w) for w in wanted)
     same_size = None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got)

@@ -202,7 +202,7 @@ class RowBlocks:
         if opened.remove is not None:
             raise ValueError(
                 f"{_description(self.source)} is no set of Parquet files of short row groups, and only these are read "
-                f"in other processes. Read it with Dask, as by dask.dataframe.read_csv."
+                f"in other processes. Read it with Dask, for example by dask.dataframe.read_csv."
             )
         return _BlockReader(self, opened.blocks[i], opened.features)
 
@@ -279,7 +279,7 @@ class _BlockReader:
 
 
 class _Opened(NamedTuple):
-    """The blocks of a source, the names of its features, and what removes its copy, if there is one.
+    """The blocks of a source, the names of its features, and the function that removes its copy, if there is one.
 
     ``categorical`` are the names of columns that are declared as categories, of any type.
     """
@@ -309,7 +309,7 @@ def _opened(rows: RowBlocks) -> _Opened:
 
 
 def _dataset(source: Any) -> tuple[Any, list[Any]]:
-    """Return a source, files as a data set of pyarrow, and its files; without them, it is read as a whole."""
+    """Return the source, for paths a data set of pyarrow, and its files; a source without files is read as a whole."""
     try:
         import pyarrow.dataset as ds
     except ModuleNotFoundError as error:
@@ -342,7 +342,7 @@ def pieces(source: Any, columns: Sequence[str] | None, others: Sequence[str], si
     columns : sequence of str or None
         The first columns of each table; None: all except ``others`` and, of a RowBlocks, its targets and weights.
     others : sequence of str
-        The columns behind them.
+        The columns after these: targets and weights.
     size : int
         Rows to read at a time.
 
@@ -412,7 +412,7 @@ def _read_batches(batches: Iterator[Any], place: str, path: str, stamp: tuple[in
 def _row_group_batches(group: Any, schema: Any, size: int) -> Iterator[Any]:
     """Yield the rows of a row group in batches, without dictionaries.
 
-    A scan of the data set would decode the whole group first: 1 M rows of 30 columns take 820 MB so, and 130 MB here.
+    A scan of the data set would decode the whole group first: 1 M rows of 30 columns take 820 MB that way, 130 MB here.
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
@@ -501,8 +501,8 @@ def _stamp(path: str) -> tuple[int, int]:
 def _reader(piece: Any, schema: Any, stamp: tuple[int, int] | None) -> Callable[[list[str]], Any]:
     """Return a function that reads a row group, and raises if its file was changed since it had this stamp.
 
-    The places of row groups are known from the footer. In another file they hold other bytes: often no table, but
-    sometimes one of the wrong rows.
+    The places of row groups are known from the footer. In a changed file other bytes lie there: reading them mostly
+    fails, but sometimes gives wrong rows.
     """
 
     def read(names: list[str]) -> Any:
@@ -514,7 +514,7 @@ def _reader(piece: Any, schema: Any, stamp: tuple[int, int] | None) -> Callable[
 
 @contextmanager
 def _unchanged(path: str, stamp: tuple[int, int] | None) -> Iterator[None]:
-    """Raise after a block of reading, whatever it raised, if the file was changed since it had this stamp."""
+    """At the end of the ``with`` statement raise, in place of any other error, if the file has another stamp now."""
     import pyarrow as pa
 
     error: Exception | None = None
@@ -536,11 +536,12 @@ READ_AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "us
 
 
 def _batches(source: Any, size: int, columns: Sequence[str] | None, others: Sequence[str]) -> Iterator[Any]:
-    """Yield the record batches of a source that is no data set of files, each column by its name.
+    """Yield the record batches of a source that is no data set of files; callers select columns by name.
 
     All batches have the schema of the first, with which the copy is written; missing values are nulls. ``size`` is the
     wanted number of rows: batches of another size are divided or joined. A source may yield more columns than
-    ``columns`` and ``others``, but one that computes only those takes less time. A branch closes what it opens.
+    ``columns`` and ``others``, but one that computes only those takes less time. Each kind of source is closed in its
+    branch.
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
@@ -769,7 +770,7 @@ def _declared(schema: Any) -> frozenset[str]:
 
 
 def _without_dictionaries(batch: Any) -> Any:
-    """Return a batch with the values of categories: files and tables hold one dictionary for all their batches."""
+    """Replace categories by their values: each batch here may have a dictionary of its own, files have one for all."""
     import pyarrow as pa
 
     columns, fields = [], []

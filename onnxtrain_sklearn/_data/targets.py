@@ -1,6 +1,6 @@
 """Labels and numbers, encoded as the targets that losses take.
 
-Only this module decides the task: regression, binary (one score), multiclass (one score for each class), multilabel
+Only this module decides the task: regression, binary (two classes), multiclass (one score for each class), multilabel
 (one score for each label, which is 0 or 1), or multioutput (several labels in a row, each with one score for each of
 its classes). Labels become indices into ``classes``, or one-hot columns where a row has several, so that nothing else
 depends on their type.
@@ -144,7 +144,7 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
 
 
 def _plain_labels(y: object) -> np.ndarray | None:
-    """Return the labels of a plain array of whole numbers whose kind needs none of scikit-learn's checks; else None.
+    """Return the sorted classes of a plain array of whole numbers that needs no check of scikit-learn, or None.
 
     None also if most rows have a label of their own, of which scikit-learn warns.
     """
@@ -355,7 +355,7 @@ IGNORED = -1
 
 
 def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
-    """Return where labels are not those to ignore."""
+    """Return a mask of the labels that count."""
     if ignores_missing(ignore_label):
         if labels.dtype != object:
             return np.asarray(labels == labels, bool)  # NaN differs from itself
@@ -372,7 +372,7 @@ def ignores_missing(ignore_label: object) -> bool:
 
 
 def plain_labels(labels: np.ndarray) -> np.ndarray:
-    """Return labels, with Python objects that are numbers as an array of numbers, which a graph can output."""
+    """Return labels; numbers among Python objects become an array of numbers, because a graph outputs no objects."""
     if labels.dtype != object:
         return labels
     numbers = {isinstance(label, Real) for label in labels.ravel()}
@@ -540,7 +540,7 @@ class SeveralTargets(Targets):
             mean = float(weights[rows].mean())
             if weights.any() and not mean > 0:
                 raise ValueError(f"Output {name!r}: none of the rows to train on has a positive weight.")
-            # all weights are zero in a pass over rows without a label of the output
+            # in partial_fit, the rows of a call may have no label of this output
             factors.append(np.asarray(weights / mean) if mean > 0 else weights)
         values = np.column_stack([self.values, *factors])
         return replace(self, values=values, n_outputs=values.shape[1])
@@ -582,7 +582,8 @@ def _equal(first: np.ndarray | None, second: np.ndarray | None) -> bool:
 def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count: int) -> tuple[Targets, np.ndarray]:
     """Return the targets of ``rows`` among ``count`` rows, and the weights, which are zero for the other rows.
 
-    The other rows get a target that every loss accepts: a positive number, or the first class.
+    The other rows get a target that every loss accepts: a positive number, the first class,
+    or at positions a label that is ignored.
     """
     filler = IGNORED if targets.has_positions else int(targets.task == "regression")
     values = np.full((count, *targets.values.shape[1:]), filler, targets.values.dtype)
@@ -616,7 +617,7 @@ def require_present(y: object) -> None:
 
 @contextmanager
 def sortable_labels(labels: object, name: str) -> Iterator[None]:
-    """Describe labels that cannot be sorted in the error; Python's own message compares two of their types."""
+    """Describe labels that cannot be sorted in the error; Python's own message names only two types."""
     try:
         yield
     except (TypeError, ValueError) as error:

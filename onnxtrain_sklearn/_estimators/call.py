@@ -259,10 +259,10 @@ def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
         yield name.encode()
         for start in range(0, len(column), PIECE_ROWS):
             yield column.rows(slice(start, start + PIECE_ROWS)).tobytes()
-    yield bytes_of_targets(examples.targets, examples.weights)
+    yield digest_of_targets(examples.targets, examples.weights)
 
 
-def bytes_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
+def digest_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
     """Return a digest of targets and weights of rows."""
     several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
     return digest([np.asarray(targets.values), weights, several])

@@ -2,8 +2,8 @@
 
 :mod:`.derivatives` has the public functions on ONNX models; training calls :func:`differentiate` on graphs that are
 validated already, or :func:`differentiate_own`, which changes the given graph, on graphs that it does not need any
-more. All lower fused operators, find the path of
-the gradient, try the engines in turn and add zero gradients of names that do not affect the output.
+more. All of these functions lower fused operators, find the path of the gradient, try the engines in turn and add zero
+gradients of names that do not affect the output.
 
 An engine is a function ``(model, wrt, of) -> model``. It returns a new graph with the inputs, initializers and outputs
 of the given one and an output ``NAME_grad`` for each name in ``wrt``. It returns correct gradients or raises
@@ -148,9 +148,9 @@ def differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: 
 def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> Sequence[str]:
     """Return the engines to try in turn; ``nodes`` are the nodes on the path.
 
-    With "auto", onnxruntime-training comes first unless the portable engine is clearly faster. It is left out for
-    float64, for which it lacks most gradient kernels, and for graphs in which a Where hides an infinite derivative: its
-    gradient is NaN there.
+    With "auto", onnxruntime-training comes first unless the portable engine is clearly faster. The former is left out
+    for float64, for which it lacks most gradient kernels, and for graphs in which a Where hides an infinite derivative:
+    its gradient is NaN there.
     """
     if checked_engine(engine) != "auto":
         return [engine]

@@ -299,7 +299,7 @@ def trainable_model(
         The output with the index of the predicted class, if the graph chooses it.
     foreign : bool, default=False
         Whether the graph is a user's file, in which ``roles`` decides which constants are weights. In graphs of this
-        package, all float initializers are weights that are not settings of operators.
+        package, all float initializers are weights, except settings of operators.
     several : sequence of str, optional
         The trained outputs, instead of ``output``.
     """
@@ -322,7 +322,7 @@ def trainable_model(
     for final in finals:
         name, activation = final.name or "", None if pairs is not None else activation_of(final)
         if activation is not None and foreign:
-            # weights between the scores and the output would be trained: it would not be this activation any more
+            # with weights between them, training changes them: the output is no longer this activation of the scores
             weights = _foreign_parameters(graph, final)
             activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
         if pairs is not None:
@@ -342,8 +342,8 @@ def trainable_model(
             f"Output {finals[0].name!r} depends on no input of the graph: there are no data to train it on."
         )
 
-    # Parameters. Statistics first get initializers of their own: one that serves as weight and as statistic counts as
-    # a weight.
+    # Parameters. First give statistics initializers of their own: where an exporter merged one with an equal weight,
+    # the weight can then be trained.
     separate_running_statistics(graph)
     separate_stored_statistics(graph)
     judged = verdicts(graph, *every) if foreign else {}

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_consistent_length
 
 from .._data.class_weight import weights_of_classes
 from .._data.targets import Targets
-from .._estimators.call import bytes_of_targets
+from .._estimators.call import digest_of_targets
 from .._estimators.files import exported_training, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
 from .._estimators.scoring import Scoring
@@ -330,7 +330,7 @@ class TableExamples:
         for name, column in zip(self.table.names, self.table.columns, strict=True):
             yield name.encode()
             yield digest(column.tolist() if column.dtype == object else column)
-        yield digest(list(self.categorical)) + bytes_of_targets(self.targets, self.weights)
+        yield digest(list(self.categorical)) + digest_of_targets(self.targets, self.weights)
 
     def prepared(
         self, preprocessing: Preprocessing, rows: np.ndarray, place: Place

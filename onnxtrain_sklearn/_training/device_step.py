@@ -32,7 +32,7 @@ RESIDENT_LIMIT = 2**31
 """Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
 
 STEPS_AT_ONCE = 64
-"""Steps whose minibatches are drawn together where they are uploaded: a stream does not hold those of an epoch."""
+"""Steps whose minibatches are taken together if the host uploads them: those of an epoch would not fit into memory."""
 
 
 @dataclass(frozen=True, eq=False)

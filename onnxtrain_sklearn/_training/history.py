@@ -4,7 +4,7 @@ The epoch loop calls :meth:`History.add_epoch` and then a :class:`ProgressReport
 estimators' ``loss_curve_``, ``history_`` and other records are read from the history.
 
 Ctrl-C may interrupt between any two lines. So that a history is never half updated, values that belong together are set
-by one update of a dict (:meth:`History.change`), and curves and logs are immutable: a longer one replaces them. It
+by one update of a dict (:meth:`History.change`), and curves and logs are immutable: a longer one replaces them, and
 shares their buffer, so that the time of an update does not grow with the number of epochs.
 """
 

@@ -4,7 +4,7 @@
 end of training                      weights that stay
 ===================================  ===============================================================
 ``fit`` ends, or Ctrl-C              with early stopping the best ones, else the current ones
-Ctrl-C, current weights not finite   as above, with the kept ones in place of the current ones
+Ctrl-C, current weights not finite   with early stopping the best ones, else the kept ones
 divergence                           the kept ones: of the last epoch whose first loss was finite
 another error                        those from the start of the epoch
 ===================================  ===============================================================

@@ -54,7 +54,7 @@ def training_graph(
     With ``normalized`` the weights come divided by their sum, as a column, which saves their division in each step.
     Its outputs are the loss and the next values of running statistics.
     """
-    model = with_batch(template_of(graph.model), batch)  # trained weights become inputs, the others are set here
+    model = with_batch(template_of(graph.model), batch)  # trained weights become inputs later; frozen ones are set here
     ir_graph = model.graph
     swap_initializers(ir_graph, frozen)
     scores = next(v for v in ir_graph.outputs if v.name == graph.scores)
@@ -117,7 +117,7 @@ def _mean_loss_at_positions(
     sample_weight: ir.Value,
     batch: int,
 ) -> ir.Value:
-    """Emit the weighted mean over all labels; that of a label is the weight of its row times its share in the row."""
+    """Emit the weighted mean over all labels; the weight of a label is that of its row times its share in the row."""
     rows, whole = batch * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
     if all(isinstance(size, int) for size in found) and found[:-1] != (batch, *positions.shape):
@@ -206,7 +206,7 @@ def ir_type(dtype: DType) -> ir.DataType:
 def append_total_loss(
     op: GraphBuilder, total: TotalLoss, scores: Sequence[ir.Value], y: ir.Value, sample_weight: ir.Value, batch: int
 ) -> ir.Value:
-    """Emit the scalar mean over the rows of the sum of their losses, by ``sample_weight`` (N,); 0 without weights.
+    """Emit the mean over the rows, weighted by ``sample_weight`` (N,), of the sum of their losses; 0 if all are 0.
 
     ``scores`` are those of each output, ``y`` is the matrix of targets.
     """

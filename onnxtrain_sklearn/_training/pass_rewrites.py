@@ -270,7 +270,7 @@ def _sole_readers(value: ir.Value, *operators: str) -> list[ir.Node]:
 
 
 KEPT_WEIGHTS = 2
-"""Results that are kept: without weights those of a full minibatch and of the last one, which is padded, alternate."""
+"""Results that are kept: without ``sample_weight`` those of a full minibatch and of the padded last one alternate."""
 
 
 class NormalizedWeights:

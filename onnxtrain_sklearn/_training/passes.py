@@ -343,8 +343,8 @@ class RowSparseGradient:
     axis : int, default=0
         1 if the matrix is stored transposed, so that its columns are the rows.
     most : int, default=None
-        Number of indices above which a step updates the whole matrix. None: always row by row, as ``lazy_rows``
-        demands, or as ``count`` has decided (embeddings).
+        Number of indices above which a step updates the whole matrix. None: always row by row, because of
+        ``lazy_rows``, or because ``count`` is small enough (embeddings).
     """
 
     def __init__(

@@ -95,7 +95,7 @@ class PassProgram:
     weight_columns : int
         Columns of the matrix of normalized weights that the graph reads; 0 if it reads none.
     weights_at_labels : bool
-        Whether the graph reads a matrix with each row's normalized weight at its label instead of the labels.
+        Whether the graph reads a matrix with each row's negative normalized weight at its label, not the labels.
     code : GraphCode or None
         The graph as a function, which runs in place of a session; ``graph`` is empty then.
     """
@@ -243,7 +243,7 @@ def _gradient_program(parts: PassParts, forward: _ForwardGraph) -> PassProgram:
     """Differentiate the forward graph, rewrite the gradient graph to faster equal forms, and compile it."""
     settings, parameters = parts.settings, parts.parameters
     weights = [*parameters.names, *parameters.running_statistics]
-    forward_work = work(forward.model.graph)  # the gradient is computed in place
+    forward_work = work(forward.model.graph)  # measured now, as differentiate_own changes this graph
 
     # The gradient of a matrix whose product or rows are taken out is computed on the host: from that of the product,
     # or from those of the rows.

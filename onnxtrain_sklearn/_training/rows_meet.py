@@ -111,14 +111,14 @@ def _each_output(settings: StepSettings) -> dict[str, StepSettings]:
 
 
 class Meeting(NamedTuple):
-    """Node where rows meet; not ``seen``: it is unknown, because the graph does not run on the numbers of a trial."""
+    """Node where rows meet; if not ``seen``, where they may: the graph does not run on the numbers of a trial."""
 
     node: str
     seen: bool
 
 
 def where_rows_meet_in_graph(graph: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
-    """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. It is found once for a form.
+    """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. The answer is kept by form.
 
     In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
     """
@@ -175,7 +175,7 @@ def meeting_in(
 def _meet_in_trial(
     model: ir.Model, by_row: Sequence[str], ends: Sequence[str], trained: Sequence[str], options: Options = None
 ) -> bool | None:
-    """Return whether numbers show that rows meet; None: the graph does not run on them."""
+    """Return whether numbers show that rows meet; None: the graph does not run on them, or gives no finite results."""
     try:
         graph = inference_form(model)
         rng = np.random.RandomState(0)
@@ -212,8 +212,8 @@ def _numbers(rng: np.random.RandomState, value: ir.Value, trial: int, rows: int 
 # Trials with random numbers.
 
 
-def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[int, int], Numbers]) -> bool:
-    """Return whether results of rows depend on other rows.
+def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[int, int], Numbers]) -> bool | None:
+    """Return whether results of rows depend on other rows; None if no result is finite, so that nothing was seen.
 
     Parameters
     ----------
@@ -241,7 +241,7 @@ def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[
         kept = np.arange(TRIED_ROWS + ADDED_ROWS) < TRIED_ROWS
         if not _equal(before, run(more), np.ones(TRIED_ROWS, bool), kept):
             return True
-    return not seen
+    return False if seen else None
 
 
 def _equal(
@@ -346,7 +346,7 @@ def _losses_meet_in_trial(
         return {"scores": given, TARGET: targets}
 
     try:
-        return not names or meet_in_numbers(run, draw)
+        return not names or meet_in_numbers(run, draw) is not False
     except Exception:  # of a loss that cannot be run with such numbers: nothing is known then
         return True
 

@@ -1,7 +1,7 @@
 """The training step in the host's memory: pass, accumulation, and the stages that :data:`~.step_parts.STAGES` orders.
 
-They all read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and gradient, by
-sessions or machine code. :class:`~.updates.HostUpdates` computes the optimizer's update, by NumPy, machine code or
+Passes and stages read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and gradient,
+by sessions or machine code. :class:`~.updates.HostUpdates` computes the optimizer's update, by NumPy, machine code or
 sessions. Pass and update are separate graphs because an update inside the gradient graph would overwrite weights that
 the backward pass still needs.
 
@@ -74,10 +74,10 @@ class TrainingStep(Protocol):
     engine : str
         ``"compiled"`` where machine code runs the graph, else the engine that differentiated it.
     choice : Choice or None
-        Why it is of its kind.
+        Who runs passes and updates, and why.
     in_host_memory : bool
-        Whether the host's arrays are trained in place. Then ``train`` yields a loss before the update of the weights
-        that gave it, and ``parameters.gradient`` is the gradient of the last step.
+        Whether the host's arrays are trained in place. Then ``train`` yields a loss before it updates the weights from
+        which it was computed, and ``parameters.gradient`` is the gradient of the last step.
     """
 
     parameters: FlatParameters
@@ -94,7 +94,9 @@ class TrainingStep(Protocol):
         after: Callable[[float], bool] | None = None,
         skip: int = 0,
     ) -> Iterator[tuple[float, float]]:
-        """Train on each minibatch of one epoch; yield the sum of its weights and the loss before the update.
+        """Take the steps of one epoch; yield, for each, the sum of its weights and its loss.
+
+        A step on the host yields before its update, one on a device after several steps, often a whole epoch.
 
         ``after`` is called with the loss after each update, when the host's copies are up to date; it may change them,
         and ends the epoch if it returns True. The first ``skip`` minibatches are left out.

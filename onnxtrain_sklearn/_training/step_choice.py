@@ -1,4 +1,4 @@
-"""Choose the kind of a step: who runs its passes, who updates the parameters, and why. No other module decides this."""
+"""Choose the kind of a step: who runs its passes, where the parameters are updated, and why."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ class Situation:
 
 ConditionalChoice: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
 
-# The first choice whose condition holds decides. The order saves time: cheap conditions come first; then the graph is
-# differentiated, which tells whether compiling pays; only then is the compiler loaded, which takes a tenth of a second.
+# The first choice whose condition holds decides. The order saves time: first what needs no graph
+# of a session, then the graph is differentiated, which tells whether compiling pays; the compiler is loaded last, which
+# takes a tenth of a second.
 CHOICES: Sequence[ConditionalChoice] = (
     (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
     (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),

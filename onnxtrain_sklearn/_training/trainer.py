@@ -30,7 +30,7 @@ from .step_parts import Rates, Scheduled
 
 @dataclass
 class EpochPart:
-    """The part of an epoch that is trained.
+    """The part of the present epoch that has been trained so far.
 
     Attributes
     ----------

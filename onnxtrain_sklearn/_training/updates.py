@@ -260,8 +260,8 @@ class HostUpdates:
     row_sparse : mapping of str to RowSparseGradient
         The gradients of matrices of which a minibatch uses only some rows, by name.
     lazy : bool
-        Whether all of these matrices are updated only in the rows that occur (``lazy_rows``). If not, only matrices are
-        in which the other rows would stay as they are anyway, and are the majority.
+        Whether all of these matrices are updated only in the rows that occur (``lazy_rows``). If not, this is done only
+        where the other rows would not change anyway and are most of the matrix.
     penalized : bool
         Whether the penalty moves all rows.
 
@@ -286,7 +286,7 @@ class HostUpdates:
         self._saved = sum(saved_by_compiling(one) for group in self.groups for one in group.updates)
 
     def prepare(self, steps: int) -> None:
-        """Count the steps that follow, and compile the updates if all steps so far would have paid for it."""
+        """Add the steps that follow to those of this process; compile once the time saved exceeds that of compiling."""
         if self._saved:
             SAVINGS.add(steps * self._saved)
             if SAVINGS.suffice:
