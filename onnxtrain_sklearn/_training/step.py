@@ -1,9 +1,9 @@
 """The training step in the host's memory: pass, accumulation, and the stages that :data:`~.step_parts.STAGES` orders.
 
-Passes and stages read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and gradient,
-by sessions or machine code. :class:`~.updates.HostUpdates` computes the optimizer's update, by NumPy, machine code or
-sessions. Pass and update are separate graphs because an update inside the gradient graph would overwrite weights that
-the backward pass still needs.
+Passes and stages read and write the same flat vectors in place. :class:`~.passes.HostPasses` computes loss and
+gradient, by sessions or machine code. :class:`~.updates.HostUpdates` computes the optimizer's update, by NumPy, machine
+code or sessions. Pass and update are separate graphs because an update inside the gradient graph would overwrite
+weights that the backward pass still needs.
 
 Vectors and buffers are bound before the first step, so that no step allocates parameters, gradients or optimizer state.
 Sparse data, row gradients, padding and row weights do take arrays of their own in a step, and running statistics are

@@ -21,7 +21,7 @@ from onnxtrain_sklearn import (
     load_training,
 )
 from onnxtrain_sklearn._estimators import config as estimator_settings
-from onnxtrain_sklearn._training.rows_meet import rows_meet_in_loss, where_rows_meet_in_graph
+from onnxtrain_sklearn._training.rows_meet import meet_in_numbers, rows_meet_in_loss, where_rows_meet_in_graph
 from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.losses import LOSSES
@@ -406,3 +406,18 @@ def test_builtin_losses_are_row_independent(name, monkeypatch):
     settings = fitted._state.live.step.settings
     monkeypatch.setattr("onnxtrain_sklearn._training.rows_meet.LOSSES", {})
     assert not rows_meet_in_loss(settings, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("results", "verdict"),
+    [
+        (lambda x: x, False),
+        (lambda x: x - x.mean(axis=0), True),
+        (lambda x: np.full_like(x, np.nan), None),
+    ],
+)
+def test_trial_without_finite_results_decides_nothing(results, verdict):
+    def draw(trial, rows):
+        return {"x": np.random.default_rng(trial).normal(size=(rows, 2))}
+
+    assert meet_in_numbers(lambda feeds: [results(feeds["x"])], draw) is verdict
