@@ -531,7 +531,7 @@ def _unchanged(path: str, stamp: tuple[int, int] | None) -> Iterator[None]:
         raise error
 
 
-# The default of both is 16 batches, of up to 131,072 rows each.
+# By default pyarrow reads 16 batches ahead, of up to 131,072 rows each, and 4 files.
 READ_AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
 
 

@@ -149,7 +149,7 @@ class History:
     last_finite : ndarray or None
         The parameters that gave the first finite loss of the latest epoch that had one, for a rollback; not pickled.
     best : ndarray or None
-        The parameters of the best epoch; not pickled.
+        The parameters of the epoch with the best validation score, if there are such scores; not pickled.
     fine_tuning : dict of str to ndarray, or None
         The candidates of the latest fine-tuning, in columns.
     log : EpochLog

@@ -30,8 +30,8 @@ class KeptWeights:
     """The weights that a training may return to.
 
     Once an epoch, the weights of its first finite loss are kept in ``history.last_finite``; L-BFGS and fine-tuning
-    renew them after each iteration. With early stopping, :meth:`.History.add_epoch` keeps the best ones in
-    ``history.best``.
+    renew them after each iteration. With validation scores, :meth:`.History.add_epoch` keeps the best ones
+    in ``history.best``; with early stopping, training returns to them.
     """
 
     def __init__(self, step: TrainingStep, history: History) -> None:

@@ -414,7 +414,7 @@ class RowUpdate:
             if count not in self._blocks:
                 # Arrays for so many rows, and the update that is bound to them.
                 axis, formula, values = self._gradient.axis, self._one.program.formula, self._gradient.values
-                shape = (count, self._width)[:: 1 - 2 * axis]
+                shape = (count, self._width) if axis == 0 else (self._width, count)
                 arrays = {name: np.zeros(shape, values.dtype) for name in self._matrices}
                 flat = {name: array.ravel() for name, array in arrays.items()}
                 gradients = flat.pop(GRADIENTS)
@@ -558,7 +558,7 @@ def step_weight(decay: float, steps: int) -> float:
 
 
 def copy_graph(size: int, kind: ir.DataType) -> ir.Model:
-    """Return the graph that copies the vector ``moved`` to ``statistics``."""
+    """Return the graph that copies the vector ``next_statistics`` to ``statistics``."""
     value = ir.val("next_statistics", kind, (size,))
     op = new_graph([value], kind, "copy")
     append_output(op.graph, op.Identity(value), "statistics", value)
