@@ -466,6 +466,7 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
         """
         if reads_source(X):
             return predicted_batches(self, "predict_proba", X)
+        check_is_fitted(self)
         link: Link = "softmax" if self._task == "multiclass" else "sigmoid"
         numbers = within_one(link, self._predict(X, 1)).astype(prediction_type(X), copy=False)
         sums_to_one = numbers.dtype != np.float32 and self._task != "multilabel"
