@@ -263,8 +263,9 @@ def epochs_shown(estimator: Estimator, console: Console, earlier: int = 0) -> It
 
     The callback is removed afterwards, so that an estimator that is then stored has only its own.
     """
-    own = estimator.callbacks
-    estimator.callbacks = [*(own or ()), EpochProgress(console, earlier + int(estimator.max_iter))]
+    own, epochs = estimator.callbacks, estimator.max_iter
+    total = None if isinstance(epochs, str) else earlier + int(epochs)  # "auto": known only to the fit
+    estimator.callbacks = [*(own or ()), EpochProgress(console, total)]
     try:
         yield
     finally:
@@ -276,14 +277,16 @@ class EpochProgress:
     """Prints epochs on stderr: at most one a second, and in long trainings one for each tenth of the time so far."""
 
     console: Console
-    total: int
+    total: int | None
     begun: float = field(default_factory=time.monotonic)
     printed: float = field(default=-np.inf)
 
     def __call__(self, epoch: Epoch) -> None:
         now = time.monotonic()
-        if epoch.number < self.total and now - self.printed < max(1.0, (now - self.begun) / 10):
+        is_last = self.total is not None and epoch.number >= self.total
+        if not is_last and now - self.printed < max(1.0, (now - self.begun) / 10):
             return
         self.printed = now
         score = "" if epoch.validation_score is None else f", validation score {epoch.validation_score:.4f}"
-        self.console.progress(f"epoch {epoch.number} of at most {self.total}: loss {epoch.loss:.5g}{score}")
+        most = "" if self.total is None else f" of at most {self.total}"
+        self.console.progress(f"epoch {epoch.number}{most}: loss {epoch.loss:.5g}{score}")

@@ -251,7 +251,7 @@ def _faults_of_tables() -> Iterator[None]:
     except (TypeError, ValueError) as error:
         message = str(error)
         if "setting an array element with a sequence" in message or message.startswith("float() argument must be"):
-            raise ValueError(f"{message.splitlines()[0].rstrip('.')}. {SEVERAL}") from None
+            raise type(error)(f"{message.splitlines()[0].rstrip('.')}. {SEVERAL}") from None
         if message.startswith("could not convert string to float") or "arrays of bytes/strings" in message:
             raise ValueError(f"{message.rstrip('.')}. {TEXT}") from None
         if "does not accept missing values encoded as NaN" in message:

@@ -267,7 +267,7 @@ class Parameters(DeclaredEstimator):
     max_iter: int = 200
     shuffle: bool = True
     drop_last: bool = False
-    alpha: float | str = "auto"
+    alpha: float | str = 0.0
     l1_ratio: float = 0.0
     dropout_schedule: str | Schedule = "constant"
     trainable: Trainable = "all"

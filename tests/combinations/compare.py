@@ -101,7 +101,7 @@ def check_results(draw: Draw, estimator: Any, loop: ReferenceLoop, call: Recorde
             assert low - tolerance * max(1, abs(low)) <= score <= high + tolerance * max(1, abs(high)), (score, bounds)
     found = [row.get("validation_loss") for row in estimator.history_]
     assert [x is None for x in found] == [x is None for x in loop.validation_losses]
-    pairs = [(a, b) for a, b in zip(found, loop.validation_losses, strict=True) if a is not None]
+    pairs = [(a, b) for a, b in zip(found, loop.validation_losses, strict=True) if a is not None and not np.isnan(b)]
     close([a for a, _ in pairs], [b for _, b in pairs], tolerance, "validation losses")
     for name, array in estimator.weights_.items():
         assert array.dtype == (np.float64 if double else np.float32)

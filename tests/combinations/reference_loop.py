@@ -134,7 +134,13 @@ class ReferenceLoop:
             self.losses.append(loss)
             reported, score = call.losses[number], call.watched[number]
             self.scores.append(self._validation_scores())
-            self.validation_losses.append(self._validation_loss() if watches and self._classifies else None)
+            # Other losses of numbers than the squared error are watched too, in the units of the trained targets, which
+            # test_early_stopping.py compares.
+            by_loss = getattr(settings["loss"], "name", settings["loss"]) not in ("squared_error", None)
+            if watches and self._classifies:
+                self.validation_losses.append(self._validation_loss())
+            else:
+                self.validation_losses.append(math.nan if watches and by_loss else None)
             improved = reported <= best_loss - settings["tol"]
             if score is not None:
                 improved = score >= best_score + settings["tol"] if watches else improved

@@ -53,7 +53,7 @@ def test_targets_other_than_numbers_are_refused(y):
         ([True, False, True], [False, True]),
         ([2.0, 1.0, 2.0], [1.0, 2.0]),
         (pd.Series(["y", "n", "y"], dtype="category"), ["n", "y"]),
-        (np.array([2**63, 7, 2**63], dtype=np.uint64), [7, 2**63]),
+        (np.array([2**63 - 1, 7, 2**63 - 1], dtype=np.uint64), [7, 2**63 - 1]),
     ],
 )
 def test_two_classes_become_indices_for_one_score(y, classes):

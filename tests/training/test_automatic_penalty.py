@@ -10,7 +10,7 @@ RNG = np.random.RandomState(0)
 X = RNG.normal(size=(400, 3)).astype(np.float32)
 LABELS = (X[:, 0] + RNG.normal(size=400) > 0).astype(int)
 NUMBERS = 3 * X[:, 0] + RNG.normal(size=400) + 7
-STILL = {"learning_rate_init": 0.0, "max_iter": 1, "shuffle": False, "random_state": 0}
+STILL = {"learning_rate_init": 0.0, "max_iter": 1, "shuffle": False, "alpha": "auto", "random_state": 0}
 pytestmark = pytest.mark.filterwarnings("ignore:Training has not converged")
 
 
@@ -54,7 +54,7 @@ def test_other_models_losses_and_rows_have_no_penalty(estimator, rows, y):
 
 
 def test_lbfgs_takes_the_penalty_of_all_rows():
-    classifier = OrtGradientClassifier(MLP((3,)), optimizer="lbfgs", max_iter=30, random_state=0).fit(X, LABELS)
+    classifier = OrtGradientClassifier(MLP((3,)), optimizer="lbfgs", max_iter=30, alpha="auto", random_state=0).fit(X, LABELS)
     assert_allclose(classifier.loss_, log_loss_of(classifier, X, LABELS) + squares(classifier) / 400, rtol=1e-4)
 
 
