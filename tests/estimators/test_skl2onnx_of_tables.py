@@ -48,8 +48,10 @@ def test_classifiers_for_tables(kind, within, target):
     estimator = fit(WITHIN[within](kind(**FAST)), TARGETS[target])
     label, values = results(convert(estimator, zipmap=False))
     same_labels(label, estimator.predict(X))
-    # a scaler in float32 may move a number across a knot of TabM's quantiles
-    assert_allclose(values, estimator.predict_proba(X), rtol=0, atol=1e-4 if within == "pipeline" else 1e-6)
+    # A scaler in float32 may move a number across a knot of TabM's quantiles. Of networks that have hardly been trained
+    # all probabilities are alike, so that a calibration magnifies their rounding.
+    tolerance = {"pipeline": 1e-4, "calibrated": 1e-5}.get(within, 1e-6)
+    assert_allclose(values, estimator.predict_proba(X), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,9 @@ def test_other_models_losses_and_rows_have_no_penalty(estimator, rows, y):
 
 
 def test_lbfgs_takes_the_penalty_of_all_rows():
-    classifier = OrtGradientClassifier(MLP((3,)), optimizer="lbfgs", max_iter=30, alpha="auto", random_state=0).fit(X, LABELS)
+    classifier = OrtGradientClassifier(MLP((3,)), optimizer="lbfgs", max_iter=30, alpha="auto", random_state=0).fit(
+        X, LABELS
+    )
     assert_allclose(classifier.loss_, log_loss_of(classifier, X, LABELS) + squares(classifier) / 400, rtol=1e-4)
 
 
