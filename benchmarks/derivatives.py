@@ -15,6 +15,7 @@ import io
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import onnx
@@ -201,7 +202,7 @@ def measure(name: str) -> None:
         session = onnxruntime.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
         feeds = {n: value.numpy() for n, value in {"x": x, **further.get(kind, {})}.items()}
         output = graph.graph.output[0 if kind == "forward" else -1].name
-        runs[kind] = lambda session=session, output=output, feeds=feeds: session.run([output], feeds)  # type: ignore[misc]
+        runs[kind] = partial(session.run, [output], feeds)
     least = dict.fromkeys(runs, float("inf"))
     for _ in range(REPEAT):
         for kind, run in runs.items():

@@ -208,8 +208,9 @@ def _by_label(weight: ClassWeight, classes: np.ndarray) -> ClassWeight:
 def _class_weight_of_booster(last: Any) -> ClassWeight:
     """Return the class weights of LightGBM's or XGBoost's classifier."""
     given = last.get_params()
-    if given.get("class_weight") is not None:
-        return given["class_weight"]  # type: ignore[no-any-return]
+    weight: ClassWeight = given.get("class_weight")
+    if weight is not None:
+        return weight
     if given.get("is_unbalance"):
         return "balanced"
     factor = given.get("scale_pos_weight")

@@ -239,6 +239,16 @@ def test_hvp_through_pooling_of_any_number_of_images():
     np.testing.assert_allclose(found, 6 * x * vector * largest, rtol=1e-5, atol=1e-6)
 
 
+def test_old_file_whose_unread_initializer_is_an_input_loads():
+    model = onnx.parser.parse_model(
+        '<ir_version: 3, opset_import: ["": 11]> g (float[3] x, float[2] u) => (float[3] y) { y = Mul(x, x) }'
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float32), "u"))
+    x = np.array([1.0, 2.0, 3.0])
+    found = run(vjp_graph(model, "x", "y"), x=x, y_cotangent=np.ones(3))["x_grad"]
+    np.testing.assert_allclose(found, 2 * x)
+
+
 def test_integers_have_no_derivative():
     model = parsed("(float[3] x) => (int64[3] k)", "r = Round(x) k = Cast<to = 7>(r)")
     with pytest.raises(ModelError, match="'k' is of type INT64; only floats"):
