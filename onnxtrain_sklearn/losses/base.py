@@ -1,0 +1,138 @@
+"""The base class of the losses, and its subclasses by task, from which the losses of this package derive."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import onnx_ir as ir
+
+from .._model.links import Link, TargetScaling, Task
+from .._utils.params import Component
+from ..graph import GraphBuilder
+
+
+class Loss(Component, ABC):
+    """Base class of the losses; derive from it to write your own.
+
+    Override ``__call__`` to emit the loss of every row. No gradient is needed: the gradient engine differentiates
+    the operators. Constructor parameters are stored verbatim, as scikit-learn requires, and are then tunable
+    as ``loss__NAME``.
+
+    Attributes
+    ----------
+    tasks : frozenset of {"regression", "binary", "multiclass", "multilabel"}
+        What the loss can be used for.
+    target_scaling : {"standard", "mean"} or None
+        How regression targets may be scaled for training (``target_scaling="auto"`` of the estimator). "standard": to
+        mean 0 and standard deviation 1, for losses whose minimum moves with the unit of the targets. "mean": to mean
+        1, for those with a log link. None, the default: the loss takes them in their own unit.
+    judged_by : {"loss", "score"}
+        How the weights of a regressor are judged on validation data, by early stopping and by fine-tuning with
+        ``X_val``. "loss", the default: by this loss, which is right for any. "score": by R², which is right for the
+        squared error alone.
+
+    Notes
+    -----
+    A loss must be finite for every finite score: a row of weight zero is a product with 0, and 0 times infinity is NaN.
+    Where the loss of a row depends on the other rows of the minibatch, a short minibatch is trained as it is.
+    At a kink the derivatives of ``Abs`` and ``Relu`` are 0.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn.losses import Loss
+    >>> class FourthPower(Loss):
+    ...     def __call__(self, op, scores, y, link):
+    ...         squared = op.Mul(op.Sub(scores, y), op.Sub(scores, y))
+    ...         return op.Mul(squared, squared)
+    >>> FourthPower()
+    FourthPower()
+    """
+
+    __module__ = "onnxtrain_sklearn.losses"  # the path by which pickles name it
+    tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
+    target_scaling: ClassVar[TargetScaling | None] = None
+    judged_by: ClassVar[Literal["loss", "score"]] = "loss"
+
+    @abstractmethod
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        """Emit the loss of every row and output.
+
+        Parameters
+        ----------
+        op : GraphBuilder
+            Emits operators: ``op.Sub(scores, y)``.
+        scores : value of shape (N, k)
+            The model's output before its final activation.
+        y : value of shape (N, k), of the type of ``scores``
+            Targets: numbers for regression; 0 or 1 for classification (one column for a binary problem on one
+            score, one-hot rows for several classes, indicators for several labels).
+        link : str
+            The function that makes predictions of the scores: "identity", "exp", "sigmoid", "softmax", ...
+
+        Returns
+        -------
+        value of shape (N, k) or (N, 1)
+        """
+
+    def of_labels(self, op: GraphBuilder, scores: ir.Value, labels: ir.Value) -> ir.Value | None:
+        """Emit the loss (N, 1) of every row from its class index, ``labels`` (N,).
+
+        It saves the memory that one-hot rows of many classes take. Return None, as the default does, if the loss needs
+        these rows.
+        """
+        return None
+
+    def link(self, task: Task) -> Link:
+        """Return the function that turns scores into predictions for ``task``, "identity" unless overridden."""
+        return "identity"
+
+    def check_targets(self, y: np.ndarray) -> None:
+        """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default."""
+
+
+class ClassificationLoss(Loss):
+    """A loss for labels, which gives scores without probabilities unless it overrides ``link``."""
+
+    tasks = frozenset({"binary", "multiclass", "multilabel"})
+
+
+class LikelihoodLoss(ClassificationLoss):
+    """A loss for labels that gives probabilities: a softmax over the classes, or a sigmoid of each label."""
+
+    def link(self, task: Task) -> Link:
+        return "softmax" if task == "multiclass" else "sigmoid"
+
+
+class RegressionLoss(Loss):
+    """A loss for numbers that may be scaled to mean 0 and deviation 1."""
+
+    tasks = frozenset({"regression"})
+    target_scaling: ClassVar[TargetScaling | None] = "standard"
+
+
+class ExponentialLoss(RegressionLoss):
+    """A loss for numbers that are not negative, with a log link; they may be scaled to mean 1."""
+
+    target_scaling = "mean"
+
+    def link(self, task: Task) -> Link:
+        return "exp"
+
+
+def require_targets(loss: Loss, y: np.ndarray, valid: np.ndarray, expected: str) -> None:
+    """Raise ValueError unless all targets are ``valid``."""
+    if not np.all(valid):
+        raise ValueError(
+            f"{type(loss).__name__} needs targets that are {expected}, got {np.count_nonzero(~valid)} of {np.size(y)} "
+            f"that are not, the smallest {np.min(y)}. Check y, or use a loss for targets of any sign: 'squared_error'."
+        )
+
+
+@runtime_checkable
+class LossBlock(Protocol):
+    """A source of a loss, given in its place: a block of ``onnxtrain_sklearn.classic.onnxblock``."""
+
+    def as_loss(self, widths: tuple[int, ...] = ()) -> Loss:
+        """Return the loss on outputs of a graph that have ``widths`` columns; empty: on one output."""
