@@ -86,7 +86,7 @@ def settings(net: Net, optimizer: str, engine: str) -> StepSettings:
         loss=LogLoss(),
         task="multiclass",
         link="softmax",
-        n_outputs=net.classes,
+        n_scores=net.classes,
         optimizer=OPTIMIZERS[optimizer],
         alpha=0.0,
         l1_ratio=0.0,
@@ -120,11 +120,11 @@ def measure(net: Net, optimizer: str, repeat: int, engines: Sequence[str] = ()) 
 
 
 def seconds(step: HostStep, count: int) -> float:
-    step.compute_gradients(float(step.batch))
+    step.compute_gradients(float(step.batch_size))
     step.update(Rates(RATE))  # wakes up the threads
     start = time.process_time()
     for _ in range(count):
-        step.compute_gradients(float(step.batch))
+        step.compute_gradients(float(step.batch_size))
         step.update(Rates(RATE))
     return time.process_time() - start
 

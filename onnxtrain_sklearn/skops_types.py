@@ -30,7 +30,7 @@ HELD = (
     "_recipes.preprocessing.Quantile",
     "_recipes.preprocessing.Robust",
     "_ort.devices.Device",
-    "_training.step.Choice",
+    "_training.step.StepKind",
     "adapters.LoRA",
     "finetuning.FineTuner",
     "models.GraphModel",

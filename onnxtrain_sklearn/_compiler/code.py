@@ -46,7 +46,7 @@ class GraphCode:
         The types of inputs and outputs that are not float32.
     checks : sequence of str
         The message of each check, numbered from 1; "{}" stands for the offending element.
-    batch : int
+    batch_size : int
         The rows of a minibatch if a run may compute only the first of them, else 0.
     """
 
@@ -57,7 +57,7 @@ class GraphCode:
     scratch: int
     types: Mapping[str, type[np.generic]] = field(default_factory=dict)
     checks: Sequence[str] = ()
-    batch: int = 0
+    batch_size: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -118,10 +118,10 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
 
     # The rows of a minibatch that a run computes, in whole registers: of a smaller one, no row can be left out.
     bound = None
-    if rows is not None and rows.batch > LANES:
+    if rows is not None and rows.batch_size > LANES:
         states = {view.buffer: rows.state(name, view.shape) for name, view in inputs.items()}
         results = [view.buffer for view in outputs.values()]
-        bound = bound_rows(plan.stages, states, plan.constants, results, rows.batch)
+        bound = bound_rows(plan.stages, states, plan.constants, results, rows.batch_size)
 
     # The text: the addresses that the argument holds, then the stages.
     text = Text()
@@ -146,7 +146,7 @@ def graph_code(graph: ir.Graph, tile: RegisterTile, rows: RowInputs | None = Non
         scratch,
         {v.name or "": ARRAY_TYPES[v.dtype][0] for v in values if v.dtype is not None and v.dtype in ARRAY_TYPES},
         plan.checks,
-        0 if bound is None else bound.batch,
+        0 if bound is None else bound.batch_size,
     )
 
 
@@ -184,9 +184,9 @@ class BoundCode:
         assert all(
             array.dtype == type_ and array.flags.c_contiguous for array, type_ in zip(arrays, types, strict=True)
         )
-        self._batch = self._rows = code.batch
+        self._batch = self._rows = code.batch_size
         # Held here, as the addresses keep no array alive.
-        self._arrays = arrays, np.array([*(array.ctypes.data for array in arrays), code.batch], np.int64)
+        self._arrays = arrays, np.array([*(array.ctypes.data for array in arrays), code.batch_size], np.int64)
         self._argument = ctypes.c_void_p(self._arrays[1].ctypes.data)
 
     def compute_rows(self, rows: int) -> None:

@@ -32,7 +32,7 @@ class RowInputs(NamedTuple):
     out. ``others`` do not depend on the minibatch.
     """
 
-    batch: int
+    batch_size: int
     data: Collection[str]
     weights: Collection[str]
     others: Collection[str]
@@ -41,7 +41,7 @@ class RowInputs(NamedTuple):
         """Return the state of an input, None if it is not known."""
         if name in self.others:
             return RowState.FIXED
-        if shape[:1] != (self.batch,):
+        if shape[:1] != (self.batch_size,):
             return None
         return RowState.VANISHING if name in self.weights else RowState.ROWS if name in self.data else None
 
@@ -75,10 +75,10 @@ def bound_rows(
     inputs: Mapping[Buffer, RowState | None],
     constants: Mapping[Buffer, np.ndarray],
     outputs: Collection[Buffer],
-    batch: int,
+    batch_size: int,
 ) -> RowBound | None:
     """Bound the stages by the rows that a run computes; return None if they must compute all."""
-    states = _RowStates({buffer: state for buffer, state in inputs.items() if state is not None}, constants, batch)
+    states = _RowStates({buffer: state for buffer, state in inputs.items() if state is not None}, constants, batch_size)
     try:
         for stage in stages:
             states.add(stage)
@@ -87,7 +87,7 @@ def bound_rows(
             return None
     except RowsMeetError:
         return None
-    bound = RowBound(batch)
+    bound = RowBound(batch_size)
     for one in states.bounded:
         one.bound = bound
     return bound
@@ -100,11 +100,13 @@ class _RowStates:
     and used as indices in all rows.
     """
 
-    def __init__(self, inputs: Mapping[Buffer, RowState], constants: Mapping[Buffer, np.ndarray], batch: int) -> None:
+    def __init__(
+        self, inputs: Mapping[Buffer, RowState], constants: Mapping[Buffer, np.ndarray], batch_size: int
+    ) -> None:
         # A constant of zeros keeps products with it at zero, whatever the row.
         numbers = {buffer: RowState.FIXED if array.any() else RowState.NOTHING for buffer, array in constants.items()}
         self.states: dict[Buffer, RowState] = {**inputs, **numbers}
-        self.whole, self.batch, self.bounded = set(inputs), batch, list[Any]()
+        self.whole, self.batch_size, self.bounded = set(inputs), batch_size, list[Any]()
 
     def add(self, stage: Stage) -> None:
         if type(stage) not in RULES:
@@ -129,12 +131,12 @@ class _RowStates:
             raise RowsMeetError
 
     def of_rows(self, view: View) -> bool:
-        if not view.shape or view.shape[0] % self.batch or view.buffer.size % self.batch:
+        if not view.shape or view.shape[0] % self.batch_size or view.buffer.size % self.batch_size:
             return False
         # The indices of a row span exactly its elements in the buffer, and none reaches into the next row.
-        width, step = view.buffer.size // self.batch, view.strides[0]
+        width, step = view.buffer.size // self.batch_size, view.strides[0]
         span = view.offset + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:], strict=True))
-        return step * (view.shape[0] // self.batch) == width and span < step
+        return step * (view.shape[0] // self.batch_size) == width and span < step
 
     def elements(self, stage: Elementwise) -> None:
         read = [view for view in stage.read() if self.of(view).has_rows]
@@ -172,7 +174,7 @@ class _RowStates:
             return
         self.require_rows(stage.source)
         self.bounded.append(stage)
-        if stage.before % self.batch == 0:
+        if stage.before % self.batch_size == 0:
             self.write(stage.result, state if stage.rule is SUM else _state_of_others([state]))
             return
         # A sum over the rows: joined_up_to cuts it into at most SUMMANDS blocks of SUMMANDS.

@@ -155,18 +155,18 @@ class RowBound:
 
     Attributes
     ----------
-    batch : int
+    batch_size : int
         All rows.
     count : str
         The LLVM value, once the text has it: all rows, or a multiple of ``LANES``, so that no register is cut.
     """
 
-    batch: int
+    batch_size: int
     count: str = ""
 
     def of(self, text: Text, total: int) -> Index:
         """Add the number of indices, of ``total``, that belong to the rows; each row has as many."""
-        return text.multiply(self.count, total // self.batch)
+        return text.multiply(self.count, total // self.batch_size)
 
     def of_vectors(self, text: Text, total: int, width: int) -> Index:
         """Add how many of ``total`` elements belong to the rows and fill vectors of ``width``, a power of 2."""
@@ -174,7 +174,7 @@ class RowBound:
 
     def last(self, text: Text, value: str, otherwise: float) -> str:
         """Add a number of the last rows, or ``otherwise`` if they are not computed."""
-        whole = text.value(f"icmp eq i64 {self.count}, {self.batch}")
+        whole = text.value(f"icmp eq i64 {self.count}, {self.batch_size}")
         return text.value(f"select i1 {whole}, float {value}, float {literal(otherwise, 1)}")
 
 

@@ -39,12 +39,12 @@ class Targets:
 
     Attributes
     ----------
-    values : ndarray of shape (n_samples,) of int64, or (n_samples, n_outputs) of float
+    values : ndarray of shape (n_samples,) of int64, or (n_samples, n_scores) of float
         Class indices, or numbers; rows of several axes are flattened. For labels at each position, int64 of shape
         (n_samples, n_positions), -1 where a label is ignored.
     task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
         "binary" means two classes, whether there are one or two scores.
-    n_outputs : int
+    n_scores : int
         Output columns of a graph that is built for these targets, at each position if there are positions.
     classes : ndarray, list of ndarray or None
         Sorted labels; a list if a row has several labels, each with its own classes.
@@ -59,7 +59,7 @@ class Targets:
 
     values: np.ndarray
     task: Task
-    n_outputs: int
+    n_scores: int
     classes: Classes = None
     row_shape: tuple[int, ...] = ()
     label_weights: np.ndarray | None = None
@@ -543,7 +543,7 @@ class SeveralTargets(Targets):
             # in partial_fit, the rows of a call may have no label of this output
             factors.append(np.asarray(weights / mean) if mean > 0 else weights)
         values = np.column_stack([self.values, *factors])
-        return replace(self, values=values, n_outputs=values.shape[1])
+        return replace(self, values=values, n_scores=values.shape[1])
 
 
 def joined_targets(

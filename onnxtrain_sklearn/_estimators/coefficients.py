@@ -66,9 +66,9 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
         return None
     scores = next(value for value in graph.model.graph.outputs if value.name == graph.scores)
     found = _Trace(graph.inputs[0].name, state.weights()).of(scores)
-    if not isinstance(found, LinearLayer) or found.weight.shape[1] != decoding.n_outputs:
+    if not isinstance(found, LinearLayer) or found.weight.shape[1] != decoding.n_scores:
         return None
-    if decoding.task == "multiclass" and decoding.n_outputs == 2:
+    if decoding.task == "multiclass" and decoding.n_scores == 2:
         return LinearLayer(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
     weight, bias, (scale, bounds) = found.weight, found.bias, (decoding.target_scale, decoding.target_range)
 

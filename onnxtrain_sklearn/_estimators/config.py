@@ -181,7 +181,7 @@ class TrainingConfig:
             loss=loss,
             task=decoding.task,
             link=decoding.link,
-            n_outputs=decoding.n_outputs,
+            n_scores=decoding.n_scores,
             groups=decoding.groups,
             positions=positions,
             optimizer=rule_of(optimizer),

@@ -165,7 +165,7 @@ def _of_state(state: FittedState, estimator: Parameters) -> Description:
     title, parameters = _title(estimator.model), state.parameters
     described = _described(state.graph, title, parameters.names, parameters.running_statistics)
     found = _with_factors(described, state.graph, estimator)
-    step = "" if state.choice is None else str(state.choice)
+    step = "" if state.step_kind is None else str(state.step_kind)
     return replace(found, engine=state.engine, compared=state.compared, step=step)
 
 

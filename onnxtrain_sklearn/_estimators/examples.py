@@ -112,7 +112,7 @@ def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputDa
     """
     values = examples.targets.values
     positions, number_type = trained_positions(state.decoding, examples.targets), state.parameters.buffer.dtype
-    shape, dtype = target_layout(state.decoding.task, state.decoding.n_outputs, len(values), number_type, positions)
+    shape, dtype = target_layout(state.decoding.task, state.decoding.n_scores, len(values), number_type, positions)
     return {**examples.columns, TARGET: InputData(values.reshape(shape), dtype)}
 
 

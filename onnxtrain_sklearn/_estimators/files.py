@@ -80,7 +80,7 @@ def exported_training(
     )
     positions = None if state.decoding.positions is None else settings_of_step(state).positions
     settings = config.for_export(loss, state.decoding, state.seed, positions, state.device)
-    settings = replace(settings, n_outputs=loss.width) if isinstance(loss, TotalLoss) else settings
+    settings = replace(settings, n_scores=loss.width) if isinstance(loss, TotalLoss) else settings
     settings = config.with_graph(settings, state.graph)
     parameters = state.parameters
     if parameters.averages != (settings.ema_decay is not None):  # ema_decay was changed after the last call
@@ -120,7 +120,7 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
 
     Rows that are no whole number of minibatches are no step of the estimator: they are one minibatch.
     """
-    rows = parts.batch
+    rows = parts.batch_size
     where = where_rows_meet(parts.graph, parts.settings)
     if where is not None:
         if rows % accumulate:
@@ -418,7 +418,7 @@ def _block_of_optimizer(estimator: Any) -> Any:
 
 
 def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
-    """Return the graph with the current weights, whose outputs are the loss of a batch and the scores."""
+    """Return the graph with the current weights, whose outputs are the loss of a minibatch and the scores."""
     single = state.trained_form if state.trained_form.dtype == np.float32 else as_float32(state.trained_form)
     model = single.model.clone()
     ir_graph, decoding = model.graph, state.decoding
@@ -427,20 +427,20 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     scores = next(v for v in ir_graph.outputs if v.name == single.scores)
     op = GraphBuilder(ir_graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
     labelled = decoding.task == "multiclass"
-    shape: list[str | int] = ["N"] if labelled else ["N", *(decoding.row_shape or (decoding.n_outputs,))]
+    shape: list[str | int] = ["N"] if labelled else ["N", *(decoding.row_shape or (decoding.n_scores,))]
     y = ir.val("labels" if labelled else "target", ir.DataType.INT64 if labelled else op.dtype, shape)
     ir_graph.inputs.append(y)
-    y = op.Reshape(y, [-1, decoding.n_outputs]) if decoding.row_shape else y
-    columns = op.Reshape(scores, [-1, decoding.n_outputs])
+    y = op.Reshape(y, [-1, decoding.n_scores]) if decoding.row_shape else y
+    columns = op.Reshape(scores, [-1, decoding.n_scores])
     if labelled:
-        target = one_hot(op, y, decoding.n_outputs, op.dtype)
+        target = one_hot(op, y, decoding.n_scores, op.dtype)
     elif (scale := decoding.target_scale) is not None:  # the device takes the target in its own units
         number = op.dtype.numpy()
         target = op.Div(op.Sub(y, np.asarray(scale.center, number)), np.asarray(scale.scale, number))
     else:
         target = y
     if single.members is not None:
-        target = repeated_rows(op, target, single.members, decoding.n_outputs)
+        target = repeated_rows(op, target, single.members, decoding.n_scores)
     with refusing(
         f"The files for devices take any number of rows, for which {type(loss).__name__} emits no loss. Let it compute "
         f"sizes in the graph, as by op.Shape, or export files for a number of rows by export_training"

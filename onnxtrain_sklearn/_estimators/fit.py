@@ -46,7 +46,7 @@ from .examples import batches_for, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
 from .graph_plan import GraphPlan, graph_plan
-from .outputs import DecodingChoice, choose_decoding, ignoring
+from .outputs import DecodedGraph, choose_decoding, ignoring
 from .parameters import set_callbacks_of
 from .scoring import (
     Measures,
@@ -137,8 +137,8 @@ class Preparation(NamedTuple):
 
     graph_plan: Callable[[Any, FittedState | None, Any], GraphPlan]
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
-    decoding: Callable[[FitContext, TrainableModel, Examples], DecodingChoice]
-    complete_state: Callable[[FitContext, FittedState, DecodingChoice, Examples], Sequence[np.ndarray]]
+    decoding: Callable[[FitContext, TrainableModel, Examples], DecodedGraph]
+    complete_state: Callable[[FitContext, FittedState, DecodedGraph, Examples], Sequence[np.ndarray]]
     validation: Callable[
         [FitContext, FittedState, StepSettings, Examples], tuple[ScoredRows | None, Callable[[], float] | None]
     ]
@@ -352,12 +352,12 @@ def step_for(
     )
     last, live = state.minibatch_rows, state.live
     rows = last if last is not None and smallest <= last <= largest else smallest
-    if live.step is None or live.step_key != key or live.step.batch != rows:
+    if live.step is None or live.step_key != key or live.step.batch_size != rows:
         parts = StepParts(
             state.trained_form, settings, state.parameters, state.frozen, state.optimizer_state, rows, sparse
         )
         live.step = new_step(parts, passes, compiled=state.engine == COMPILED)
-        state.choice = live.step.choice
+        state.step_kind = live.step.kind
     live.step_key, state.engine, state.minibatch_rows = key, live.step.engine, rows
     return live.step
 

@@ -30,7 +30,7 @@ from .._ort.devices import Device
 from .._training.history import History
 from .._training.parameters import FlatParameters
 from .._training.rows_meet import where_rows_meet_in_graph
-from .._training.step import Choice, TrainingStep, as_float32
+from .._training.step import StepKind, TrainingStep, as_float32
 from .._training.step_parts import OptimizerState
 from .._utils.cache import content
 from .._utils.params import copied
@@ -112,7 +112,7 @@ class FittedState:
         fine-tuning has a step of its own.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
-    choice : Choice or None
+    step_kind : StepKind or None
         The kind of the last step and the reason, for users; None without plain training.
     compared : str
         Text for ``describe()``: which comparisons with a given file were made before training.
@@ -140,7 +140,7 @@ class FittedState:
     balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
     minibatch_rows: int | None = None
     sparse: tuple[str, ...] = ()
-    choice: Choice | None = None
+    step_kind: StepKind | None = None
     compared: str = ""
     live: LiveSessions = field(default_factory=LiveSessions)
 
@@ -170,7 +170,7 @@ class FittedState:
         """Return the attributes of an estimator with this state; attributes read from the history are properties."""
         found: dict[str, Any] = {
             "_state": self,
-            "n_outputs_": self.decoding.n_outputs,
+            "n_outputs_": self.decoding.n_scores,
             "engine_": self.engine,
             "device_": self.device.name,
         }
@@ -383,7 +383,7 @@ def require_single_scores(state: RunOfMembers) -> None:
         "its labels are at positions of a row": decoding.positions is not None,
         "its targets have several axes": bool(decoding.row_shape),
         "its graph is an ensemble already": graph.members is not None,
-        "its classes are chosen by votes or by a threshold": graph.link == "votes" or graph.choice is not None,
+        "its classes are chosen by votes or by a threshold": graph.link == "votes" or graph.class_output is not None,
         "its file keeps weights in a narrow type": bool(graph.kept.weights),
         "its graph is quantized": holds_fakes(graph.model),
         "it trains low-rank factors": bool(graph.low_rank),

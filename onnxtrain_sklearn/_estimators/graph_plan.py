@@ -197,7 +197,7 @@ class GraphWithNewHead(GraphPlan):
         found = run_graph(body.model, examples.columns, rows, devices.resolve_device())
         require_independent_features(body.model, body.output, body.parameters)
         width = as_columns(found, body.output).shape[1]
-        whole, self.head_names = with_head(body.model, body.output, width, examples.targets.n_outputs, self._types)
+        whole, self.head_names = with_head(body.model, body.output, width, examples.targets.n_scores, self._types)
         return trainable_model(whole, foreign=self.transformers_of is None), examples
 
 
@@ -260,7 +260,7 @@ def built_graph(
     ``scale``, which only builders of this package get, is built into the graph.
     """
     (column,) = examples.columns.values()
-    n_features, n_outputs = math.prod(column.shape[1:]), examples.targets.n_outputs
+    n_features, n_scores = math.prod(column.shape[1:]), examples.targets.n_scores
     rows = np.arange(len(examples)) if training_rows is None else np.sort(training_rows)
     targets, weights = examples.targets.values, examples.weights
     makers: dict[str, Callable[[], object]] = {
@@ -271,13 +271,13 @@ def built_graph(
     }
     keywords = {name: makers[name]() for name in keywords_of(builder)}  # those that the builder declares
     if is_plain(builder) and makes_drafts(builder):
-        draft = builder.draft(n_features, n_outputs, rng, **keywords)
+        draft = builder.draft(n_features, n_scores, rng, **keywords)
         numbers = None if scale is None else (scale.center.tobytes(), scale.divisor.tobytes())
-        key = content(builder), n_features, n_outputs, draft.form, numbers, current_limits()
+        key = content(builder), n_features, n_scores, draft.form, numbers, current_limits()
         graph = _drafted_graphs.get(key, lambda: _drafted_graph(builder, draft, scale)).with_weights(draft.weights)
     else:
         with operators_of(f"{type(builder).__name__}.build"):
-            built = builder.build(n_features, n_outputs, rng, **keywords)
+            built = builder.build(n_features, n_scores, rng, **keywords)
         whole = load(built)
         scale_rows(whole, scale)
         graph = replace(_graph_built_by(builder, whole), reference=whole)

@@ -211,10 +211,10 @@ def weighted_targets(
 
     # The outputs of the first call: their number, and one label or several in a row.
     if decoding is not None and targets.task == "regression" and targets.row_shape != decoding.row_shape:
-        shapes = [("n", *(shape or [decoding.n_outputs])) for shape in (targets.row_shape, decoding.row_shape)]
+        shapes = [("n", *(shape or [decoding.n_scores])) for shape in (targets.row_shape, decoding.row_shape)]
         raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
-    if decoding is not None and targets.task == "regression" and targets.n_outputs != decoding.n_outputs:
-        raise ValueError(f"y has {targets.n_outputs} output(s), expected {decoding.n_outputs}.")
+    if decoding is not None and targets.task == "regression" and targets.n_scores != decoding.n_scores:
+        raise ValueError(f"y has {targets.n_scores} output(s), expected {decoding.n_scores}.")
     if decoding is not None and (targets.task == "multilabel") != (decoding.task == "multilabel"):
         expected = "indicators of several labels a row" if decoding.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
@@ -348,7 +348,7 @@ def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
 
 
 @dataclass(frozen=True)
-class DecodingChoice:
+class DecodedGraph:
     """The decoding of the trained outputs and the decisions that belong to it.
 
     Attributes
@@ -370,8 +370,8 @@ class DecodingChoice:
     references: tuple[ReferenceOutput | None, ...]
 
 
-class OutputChoice(NamedTuple):
-    """The choice for one output: as in :class:`DecodingChoice`, with the output of a given graph as a run found it."""
+class DecodedOutput(NamedTuple):
+    """The choice for one output: as in :class:`DecodedGraph`, with the output of a given graph as a run found it."""
 
     original: TrainableModel
     graph: TrainableModel
@@ -379,7 +379,7 @@ class OutputChoice(NamedTuple):
     reference: ReferenceOutput | None
 
 
-def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodingChoice:
+def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodedGraph:
     """Return the decoding for the loss and the targets, and the settings of the step."""
     config, resumed, fitted = context.config, context.resumed, context.fitted
     output_task: OutputTask = context.estimator._output_task()
@@ -405,7 +405,7 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
     seed = int(context.rng.randint(2**31 - 1)) if resumed is None else resumed.seed
     positions = trained_positions(chosen.decoding, examples.targets)
     settings = ignoring(config.with_decoding(loss, chosen.decoding, seed, positions), examples.targets)
-    return DecodingChoice(chosen.original, chosen.graph, chosen.decoding, settings, (chosen.reference,))
+    return DecodedGraph(chosen.original, chosen.graph, chosen.decoding, settings, (chosen.reference,))
 
 
 def choose_output(
@@ -419,7 +419,7 @@ def choose_output(
     given: Any = None,
     earlier: Decoding | None = None,
     fitted: FittedModel | None = None,
-) -> OutputChoice:
+) -> DecodedOutput:
     """Return the decoding of one output of a graph.
 
     A run of the ``given`` graph tells what its output holds. Without one, the number of scores is known from the
@@ -438,16 +438,16 @@ def choose_output(
             require_target_shape(reference, targets)
         else:
             require_column_shape(reference.row_shape, reference.name)
-        graph, n_columns = resolve_output_kind(
+        graph, n_scores = resolve_output_kind(
             graph, reference, output_task.output_kind, classifies=output_task.classifies
         )
     elif earlier is not None:
-        n_columns = earlier.n_outputs
+        n_scores = earlier.n_scores
     elif fitted is not None:
-        n_columns = _score_columns(graph, columns, device)
+        n_scores = _score_columns(graph, columns, device)
     else:
-        n_columns = targets.n_outputs
-    return OutputChoice(graph, *decoding_for(graph, loss, targets, n_columns, positions), reference)
+        n_scores = targets.n_scores
+    return DecodedOutput(graph, *decoding_for(graph, loss, targets, n_scores, positions), reference)
 
 
 def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
@@ -467,11 +467,11 @@ def _score_columns(graph: TrainableModel, columns: Columns, device: Device) -> i
 
 
 def decoding_for(
-    graph: TrainableModel, loss: Loss, targets: Targets, n_columns: int, positions: Positions | None
+    graph: TrainableModel, loss: Loss, targets: Targets, n_scores: int, positions: Positions | None
 ) -> tuple[TrainableModel, Decoding]:
     """Return the model with ``scores`` set before or after its final activation, and the decoding."""
     of_pairs = graph.link == "votes"
-    task = _trained_task(targets, n_classes_of(n_columns) if of_pairs and n_columns > 1 else n_columns)
+    task = _trained_task(targets, n_classes_of(n_scores) if of_pairs and n_scores > 1 else n_scores)
     task_of_label: Task = "multiclass" if task == "multioutput" else task
     if task_of_label not in loss.tasks:
         valid = ", ".join(repr(name) for name, kind in LOSSES.items() if task_of_label in kind.tasks)
@@ -479,11 +479,11 @@ def decoding_for(
     link = loss.link(task_of_label)
     if task == "regression":
         graph = graph if graph.link == link else graph.ignoring_activation()
-        return graph, Decoding(task, link, n_columns, row_shape=targets.row_shape)
+        return graph, Decoding(task, link, n_scores, row_shape=targets.row_shape)
     if of_pairs:
-        return graph, Decoding(task, "identity", n_columns, targets.classes)
+        return graph, Decoding(task, "identity", n_scores, targets.classes)
     if graph.link not in ("sigmoid", "softmax"):
-        return graph.ignoring_activation(), Decoding(task, link, n_columns, targets.classes, positions=positions)
+        return graph.ignoring_activation(), Decoding(task, link, n_scores, targets.classes, positions=positions)
     if task == "multioutput":
         raise ValueError(
             f"The graph ends in a {graph.link}, which cannot model several labels of several classes each; let it end "
@@ -491,24 +491,24 @@ def decoding_for(
         )
     if graph.link == "softmax" and task != "multiclass":
         raise ValueError(
-            f"The graph ends in a softmax over {n_columns} column(s), which cannot model {task} targets; use sigmoid."
+            f"The graph ends in a softmax over {n_scores} column(s), which cannot model {task} targets; use sigmoid."
         )
     # A likelihood loss takes the link that the graph has; a hinge loss keeps its own, the identity.
     link = graph.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
-    return graph, Decoding(task, link, n_columns, targets.classes, positions=positions)
+    return graph, Decoding(task, link, n_scores, targets.classes, positions=positions)
 
 
-def _trained_task(targets: Targets, n_columns: int) -> Task:
-    """Return the task for ``n_columns`` scores; two classes with two scores are trained as multiclass."""
-    if targets.task == "binary" and n_columns == 2:
+def _trained_task(targets: Targets, n_scores: int) -> Task:
+    """Return the task for ``n_scores`` scores; two classes with two scores are trained as multiclass."""
+    if targets.task == "binary" and n_scores == 2:
         return "multiclass"
-    if n_columns != targets.n_outputs:
+    if n_scores != targets.n_scores:
         what = {"regression": "outputs", "multilabel": "labels"}.get(targets.task, "classes")
-        count = targets.n_outputs if targets.classes is None else len(targets.classes)
-        known = targets.task in ("binary", "multiclass") and count < n_columns
+        count = targets.n_scores if targets.classes is None else len(targets.classes)
+        known = targets.task in ("binary", "multiclass") and count < n_scores
         hint = " If y lacks some of the classes, name them all: fit(X, y, classes=...)." if known else ""
         raise ValueError(
-            f"The graph's output has {n_columns} column(s), but y has {count} {what}.{hint} A trained model gets a new "
+            f"The graph's output has {n_scores} column(s), but y has {count} {what}.{hint} A trained model gets a new "
             f"last layer, for other {what}, by finetune=FineTuner(new_head=True)."
         )
     return targets.task

@@ -31,7 +31,7 @@ EstimatorT = TypeVar("EstimatorT")
 PACKAGE = __name__.partition(".")[0]
 
 CLASSES: Mapping[str, str] = {
-    "Choice": "_training.step",
+    "StepKind": "_training.step",
     "Curve": "_training.history",
     "Device": "_ort.devices",
     "EpochLog": "_training.history",

@@ -95,7 +95,7 @@ def numbers_in_rows(decoding: Decoding, prediction: np.ndarray, X: MatrixLike) -
     prediction, row = prediction.astype(prediction_type(X), copy=False), decoding.row_shape
     if row:  # a graph that takes rows of several sizes gives them
         return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
-    return prediction.ravel() if decoding.n_outputs == 1 else prediction.reshape(len(prediction), -1)
+    return prediction.ravel() if decoding.n_scores == 1 else prediction.reshape(len(prediction), -1)
 
 
 def by_label(decoding: Decoding, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:

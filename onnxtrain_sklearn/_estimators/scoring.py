@@ -297,11 +297,11 @@ def loss_of_outputs(
     assert isinstance(total, TotalLoss)
     assert isinstance(targets, SeveralTargets)
     numbers = numbers_of_outputs(state.decoding, -1, with_scores=True)
-    batch = state.minibatch_rows or SCORED_PIECE
+    batch_size = state.minibatch_rows or SCORED_PIECE
     parts = [
         ignoring(settings_of_output(settings, one), own) for one, own in zip(total.outputs, targets.parts, strict=True)
     ]
-    losses = [ScoreLoss(one, dtype, batch) for one in parts]
+    losses = [ScoreLoss(one, dtype, batch_size) for one in parts]
     each = list(zip(total.outputs, losses, targets.parts, targets.weights, strict=True))
 
     def loss() -> float:

@@ -49,10 +49,10 @@ from .call import Examples, FitContext
 from .examples import graph_inputs, predictions_on, require_numbers, scaled_values
 from .finetuning import tuned_names
 from .fitted_state import FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
-from .outputs import DecodingChoice, OutputTask, balanced_weights
+from .outputs import DecodedGraph, OutputTask, balanced_weights
 
 
-def starting_state(context: FitContext, chosen: DecodingChoice, examples: Examples) -> tuple[FittedState, StepSettings]:
+def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples) -> tuple[FittedState, StepSettings]:
     """Return the state, new or the resumed one with the current parameters, and the settings of its step."""
     estimator, config, resumed, tuner = context.estimator, context.config, context.resumed, context.tuner
     graph, columns = chosen.graph, examples.columns
@@ -149,7 +149,7 @@ def _divided(
 
 
 def complete_state(
-    context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
+    context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
 ) -> Sequence[np.ndarray]:
     """Complete a state before the first step; raise if its predictions differ from those of the given model.
 
@@ -301,11 +301,11 @@ def _compared(
     else:
         step = cast("HostStep", trainer.step)
         parts = StepParts(
-            state.trained_form, step.settings, state.parameters, state.frozen, state.optimizer_state, step.batch
+            state.trained_form, step.settings, state.parameters, state.frozen, state.optimizer_state, step.batch_size
         )
 
     # The loss of some rows by the step.
-    count = min(len(reference.rows), step.batch)
+    count = min(len(reference.rows), step.batch_size)
     rows = reference.rows[:count]
     buffers = step.buffers(count)
     batches.gather(rows, buffers)
@@ -336,7 +336,7 @@ def _compared(
     )
 
 
-def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> StepParts:
+def _parts_in_form(state: FittedState, settings: StepSettings, batch_size: int) -> StepParts:
     """Return the parts of a step of the training graph in inference form, with copies of the weights."""
     parameters, graph = state.parameters, state.trained_form
     statistics = {name: parameters.view(name).copy() for name in parameters.running_statistics}
@@ -355,7 +355,9 @@ def _parts_in_form(state: FittedState, settings: StepSettings, batch: int) -> St
         {name: parameters.view(name) for name in parameters.names}, parameters.vector.dtype, {}, settings.factors
     )
     graph = replace(graph, model=inference_form(graph.model))
-    return StepParts(graph, loss_only, copies, {**state.frozen, **statistics}, OptimizerState(), batch, state.sparse)
+    return StepParts(
+        graph, loss_only, copies, {**state.frozen, **statistics}, OptimizerState(), batch_size, state.sparse
+    )
 
 
 def _loss_by_scores(
@@ -384,7 +386,7 @@ def _loss_by_scores(
 
 def _place_of_difference(reference: ReferenceOutput, step: HostStep, parts: StepParts) -> str:
     """Return a sentence that names the first node whose result differs in the training graph, for the buffers' rows."""
-    buffers = step.buffers(parts.batch)
+    buffers = step.buffers(parts.batch_size)
     if buffers.sparse:
         return ""
     settings = parts.settings

@@ -169,7 +169,7 @@ def _graph_digest(state: FittedState) -> str:
     hasher = blake2b(proto.SerializeToString(deterministic=True), digest_size=16)
     for decoding in (state.decoding, *state.decoding.parts):
         hasher.update(
-            repr((decoding.task, decoding.link, decoding.n_outputs, decoding.row_shape, decoding.positions)).encode()
+            repr((decoding.task, decoding.link, decoding.n_scores, decoding.row_shape, decoding.positions)).encode()
         )
     layout = [(name, view.shape) for name, view in state.parameters.views().items()]
     hasher.update(repr((layout, str(state.parameters.buffer.dtype))).encode())
@@ -672,7 +672,7 @@ def identity_of(
     parameters |= {name: value for name, value in reading.items() if name != "graph"}
     stored = {name: value for name, value in stored_state(state).items() if name not in NO_ORIGIN}
     settings = (type(estimator).__qualname__, state.engine, state.device.name, state.seed, packages.version())
-    padded_to = call.one_epoch and trainer.step.batch  # a fit has the rows of its minibatches, which are data
+    padded_to = call.one_epoch and trainer.step.batch_size  # a fit has the rows of its minibatches, which are data
     held = [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
     steering = [one for one in held if isinstance(one, Callback) and one.steers]  # the weights depend on them
     steers = [(type(one).__qualname__, one.get_params()) for one in steering]

@@ -68,7 +68,7 @@ def training_graphs(exported: ExportedTraining) -> tuple[StepGraph, PredictGraph
     if exported.front is not None:
         # Preprocessing has no trained weights. In the graphs it computes the inputs of the network from each minibatch,
         # so that a loop gives the rows as they are in the table.
-        _put_in_front(exported.front, step.model.graph, step.batch)
+        _put_in_front(exported.front, step.model.graph, step.batch_size)
         _put_in_front(exported.front, predict.model.graph, "N")
         step = replace(step, data=tuple(value.name or "" for value in exported.front.graph.inputs))
     return step, predict
@@ -164,8 +164,8 @@ def epoch_graph(step: StepGraph) -> tuple[ir.Model, str, str]:
     """Return the graph of an epoch, and the names of its input ``order`` and its output ``losses``.
 
     It is a Loop over the step, which gathers each minibatch from all rows. The row numbers of each minibatch are in
-    ``order``, of shape (steps, batch); -1 is a place without a row. The other inputs and outputs have the names of the
-    step's. Learning rates and random numbers have one more axis than those of a step, the first one.
+    ``order``, of shape (steps, batch_size); -1 is a place without a row. The other inputs and outputs have the names of
+    the step's. Learning rates and random numbers have one more axis than those of a step, the first one.
     """
     given = {value.name or "": value for value in step.model.graph.inputs}
     op = GraphBuilder(
@@ -180,7 +180,7 @@ def epoch_graph(step: StepGraph) -> tuple[ir.Model, str, str]:
         sizes = list(value.shape or ())
         shape = ["N", *sizes[1:]] if name in by_row else ["S", *sizes] if name in by_step else sizes
         outer[name] = ir.Value(name=name, type=value.type, shape=ir.Shape(shape))
-    order = ir.val(op.taken.free("order"), ir.DataType.INT64, ("S", step.batch))
+    order = ir.val(op.taken.free("order"), ir.DataType.INT64, ("S", step.batch_size))
     op.graph.inputs.extend([*outer.values(), order])
     # The body of the loop gathers a minibatch and takes the step, whose initializers move out of the loop.
     body, graph = op.body("body"), step.model.graph.clone()
@@ -322,7 +322,7 @@ def _joined_steps(steps: Sequence[StepGraph], columns: Iterable[str]) -> StepGra
         loss=loss,
         random=tuple(own[name].name or "" for own, step in zip(inputs, steps, strict=True) for name in step.random),
         state=tuple(state),
-        batch=first.batch,
+        batch_size=first.batch_size,
         factors={role: shared[name].name or "" for role, name in first.factors.items()},
     )
 

@@ -55,7 +55,7 @@ def manifest_of(
         "ema_decay": settings.ema_decay,
         "inputs": inputs,
         "loss_output": step.loss,
-        "batch_size": step.batch,
+        "batch_size": step.batch_size,
         "padding": where_rows_meet(exported.parts.graph, exported.parts.settings) is None,
         "random": random,
         "state": {"file": STATE_FILE, "tensors": [_state_fact(one) for one in step.state]},

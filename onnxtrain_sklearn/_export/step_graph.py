@@ -77,7 +77,7 @@ class StepGraph:
     random : tuple of str
         Inputs for uniform random numbers of [0, 1).
     state : tuple of StateTensor
-    batch : int
+    batch_size : int
         Rows of a minibatch.
     factors : mapping of str to str
         Inputs for the factors that schedules give, by :data:`DECAY_FACTOR` and :data:`DROPOUT_FACTOR`.
@@ -91,7 +91,7 @@ class StepGraph:
     loss: str
     random: tuple[str, ...]
     state: tuple[StateTensor, ...]
-    batch: int
+    batch_size: int
     factors: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -193,7 +193,7 @@ def step_graph(exported: ExportedTraining) -> StepGraph:
         loss=loss.name or "",
         random=random,
         state=tuple(state),
-        batch=parts.batch,
+        batch_size=parts.batch_size,
         factors={role: value.name or "" for role, value in factors.items()},
     )
 
@@ -252,7 +252,7 @@ def _step_pass(exported: ExportedTraining) -> _StepPass:
     """Return the pass over the minibatches of a step."""
     parts = exported.parts
     # The portable engine emits ONNX's own operators, which any runtime has.
-    settings, rows = replace(parts.settings, engine="portable"), parts.batch // exported.minibatches
+    settings, rows = replace(parts.settings, engine="portable"), parts.batch_size // exported.minibatches
     lazy = settings.lazy_rows
     program = pass_program(PassParts(parts.graph, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
     inputs = [value.name or "" for value in program.random]
@@ -566,7 +566,7 @@ def _emit_row_inputs(op: GraphBuilder, exported: ExportedTraining) -> tuple[tupl
     """
     target, weight, kind = _graph_input(op, TARGET), _graph_input(op, WEIGHT), exported.scalar_type
     if exported.outputs:
-        targets = _targets_of_outputs(op, exported.outputs, exported.parts.batch)
+        targets = _targets_of_outputs(op, exported.outputs, exported.parts.batch_size)
     elif (scale := exported.decoding.target_scale) is None:
         targets = (TargetInput(_renamed_input(op, TARGET, "y").name or ""),)
     else:
@@ -586,7 +586,9 @@ def _fixed_shape(value: ir.Value) -> list[int]:
     return [int(str(size)) for size in value.shape or ()]
 
 
-def _targets_of_outputs(op: GraphBuilder, outputs: Sequence[ExportedOutput], batch: int) -> tuple[TargetInput, ...]:
+def _targets_of_outputs(
+    op: GraphBuilder, outputs: Sequence[ExportedOutput], batch_size: int
+) -> tuple[TargetInput, ...]:
     """Add inputs for the target of each output and for its factors of the rows' weights; join them to one matrix.
 
     The step trains on this matrix, in which class indices are numbers. Each input has the type and shape that the
@@ -595,14 +597,14 @@ def _targets_of_outputs(op: GraphBuilder, outputs: Sequence[ExportedOutput], bat
     values = []
     for one in (output.loss for output in outputs):
         places = None if one.positions is None else TrainedPositions(one.positions, one.places, one.label_weights)
-        shape, kind = target_layout(one.task, one.n_outputs, batch, op.dtype.numpy(), places)
+        shape, kind = target_layout(one.task, one.n_scores, batch_size, op.dtype.numpy(), places)
         values.append(_add_input(op, f"y/{one.name}", ir.DataType.from_numpy(kind), shape))
-    factors = [_add_input(op, f"target_weight/{one.loss.name}", op.dtype, (batch,)) for one in outputs]
+    factors = [_add_input(op, f"target_weight/{one.loss.name}", op.dtype, (batch_size,)) for one in outputs]
     columns = [
-        op.Reshape(op.Cast(value, to=op.dtype), [batch, one.loss.width])
+        op.Reshape(op.Cast(value, to=op.dtype), [batch_size, one.loss.width])
         for value, one in zip(values, outputs, strict=True)
     ]
-    matrix = op.Concat(*columns, *(op.Reshape(factor, [batch, 1]) for factor in factors), axis=1)
+    matrix = op.Concat(*columns, *(op.Reshape(factor, [batch_size, 1]) for factor in factors), axis=1)
     replace_inputs(op.graph, {TARGET: matrix})
     return tuple(TargetInput(y.name or "", f.name) for y, f in zip(values, factors, strict=True))
 

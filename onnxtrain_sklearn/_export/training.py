@@ -179,19 +179,19 @@ class Training:
                 told = f"The graph {graph!r} has the input {value.name!r} of the shape {value.shape}"
                 raise exceeded(told, "tensor_bytes")
         if graph == "step":
-            shape, batch = inputs[self.manifest["inputs"]["sample_weight"]].shape, self.manifest["batch_size"]
+            shape, batch_size = inputs[self.manifest["inputs"]["sample_weight"]].shape, self.manifest["batch_size"]
             rows = shape[0] if shape else 0
-            if rows != batch:
-                raise ModelError(f"A step takes {rows} rows, but the batch_size of its manifest is {batch}.")
+            if rows != batch_size:
+                raise ModelError(f"A step takes {rows} rows, but the batch_size of its manifest is {batch_size}.")
 
     def _step(
         self, data: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray, rates: Mapping[str, float]
     ) -> float:
         """Train on a minibatch, filled up with rows of weight zero; return its loss."""
-        session, batch = self._session("step"), int(self.manifest["batch_size"])
+        session, batch_size = self._session("step"), int(self.manifest["batch_size"])
         # Padding repeats a row of the minibatch, so that no further row of an embedding occurs.
-        padded = np.concatenate([rows, np.full(batch - len(rows), rows[0])])
-        own = np.concatenate([weights[rows], np.zeros(batch - len(rows))])
+        padded = np.concatenate([rows, np.full(batch_size - len(rows), rows[0])])
+        own = np.concatenate([weights[rows], np.zeros(batch_size - len(rows))])
         feeds: dict[str, np.ndarray] = {name: array[padded] for name, array in data.items()}
         kinds = {value.name: INPUT_TYPES[value.type] for value in session.get_inputs()}
         weight = self.manifest["inputs"]["sample_weight"]
@@ -239,20 +239,20 @@ class Training:
 
     def _minibatches(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return the rows of each minibatch of the next pass over ``rows``, shuffled if asked for."""
-        known, batch = self.manifest["hyperparameters"], int(self.manifest["batch_size"])
+        known, batch_size = self.manifest["hyperparameters"], int(self.manifest["batch_size"])
         order = rows if self._rng is None else self._rng.permutation(rows)
         # With drop_last, leave out the rows that do not fill a minibatch: one of those that a step accumulates. A
         # batch_size that the export was given need not be a multiple of accumulate: the step is one minibatch then.
         count = int(known.get("accumulate", 1))
-        size = batch if batch % count else batch // count
+        size = batch_size if batch_size % count else batch_size // count
         if known.get("drop_last") and len(rows) > size:
             order = order[: len(rows) - len(rows) % size]
-        if not self.manifest["padding"] and len(order) % batch:
+        if not self.manifest["padding"] and len(order) % batch_size:
             raise ValueError(
                 f"Rows meet within a minibatch of this graph, so a short one cannot be filled up: give a multiple of "
-                f"{batch} rows whose weight is not zero, got {len(order)}."
+                f"{batch_size} rows whose weight is not zero, got {len(order)}."
             )
-        return [order[start : start + batch] for start in range(0, len(order), batch)]
+        return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
     def _predictions(self, X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Any]:
         session = self._session("predict")

@@ -40,7 +40,7 @@ from .model_record import ModelRecord, features_of, record_of, unwrapped
 from .objective import loss_of
 from .provenance import VOTES, Tracer, named
 from .scores import (
-    CHOICE,
+    CLASS_OUTPUT,
     PAIRS,
     as_probabilities,
     expose_labels,
@@ -73,9 +73,9 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
 
     # The parameters are the fitted numbers that have a gradient and are no settings, in the order of their origins.
     names = {value.name for value in model.graph.outputs}
-    special: dict[str, Any] = {name: name for name in (PAIRS, CHOICE) if name in names}
+    pairs, class_output = (name if name in names else None for name in (PAIRS, CLASS_OUTPUT))
     try:
-        source = trainable_model(model, **special)
+        source = trainable_model(model, pairs=pairs, class_output=class_output)
     except UnsupportedOperatorError:
         raise
     except ModelError as error:

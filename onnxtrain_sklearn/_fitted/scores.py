@@ -2,7 +2,7 @@
 
 A converted graph ends in probabilities, or in scores that may be redundant. :func:`expose_scores`, and for several
 labels a row :func:`expose_labels`, change it to end in scores, or in an activation of scores. If the label is not
-that of the largest score, the rule becomes an output of its own, :data:`CHOICE`: votes of pairs of classes
+that of the largest score, the rule becomes an output of its own, :data:`CLASS_OUTPUT`: votes of pairs of classes
 (:func:`keep_votes`), the first of tied classes (:func:`keep_first_of_ties`), and decision thresholds
 (:func:`keep_threshold`). The scores are trained, and the rule goes on deciding.
 """
@@ -222,7 +222,7 @@ def keep_votes_of_labels(graph: ir.Graph, record: ModelRecord, conversions: Sequ
     chosen = {id(one): op.Reshape(chosen_index(graph, one, conversions), np.array([-1, 1])) for one in machines}
     nothing = op.Mul(chosen[id(machines[0])], 0)
     columns = [chosen[id(p.last)] if id(p.last) in chosen else op.Add(nothing, int(p.last.y_[0])) for p in parts]
-    add_output(graph, CHOICE, op.Concat(*columns, axis=1))
+    add_output(graph, CLASS_OUTPUT, op.Concat(*columns, axis=1))
 
 
 def expose_labels(model: ir.Model, record: ModelRecord) -> None:
@@ -260,7 +260,7 @@ def end_in_scores_of_labels(
         value.type = ir.TensorType(ir.DataType.FLOAT)
         value.shape = ir.Shape([None, len(sizes) if indicators else sum(sizes)])
     model.graph.sort()
-    keep_outputs(model, [output, *(value for value in model.graph.outputs if value.name == CHOICE)])
+    keep_outputs(model, [output, *(value for value in model.graph.outputs if value.name == CLASS_OUTPUT)])
 
 
 def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: bool) -> ir.Value:
@@ -287,7 +287,10 @@ def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: 
 
 def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
     """Return the columns of each label."""
-    values, sizes = [v for v in op.graph.outputs if v.name != CHOICE], [len(known) for known in record.outputs or ()]
+    values, sizes = (
+        [v for v in op.graph.outputs if v.name != CLASS_OUTPUT],
+        [len(known) for known in record.outputs or ()],
+    )
     if len(values) == len(sizes):
         return [(value, 0, size) for value, size in zip(values, sizes, strict=True)]
     (value,) = values
@@ -379,7 +382,7 @@ def _input(value: ir.Value) -> ir.Value:
 # functions are made of their scores. The rule stays in the graph as an output of its own; the scores are trained.
 
 
-PAIRS, CHOICE = "pairs", "choice"
+PAIRS, CLASS_OUTPUT = "pairs", "choice"
 """Names of the outputs with the scores of pairs of classes, and with the index of the predicted class."""
 
 
@@ -400,7 +403,7 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
         node = _node_of(graph, last, conversions)
         op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
         if decides and (probable or (len(last.classes_) > 2 and not last.break_ties)):
-            add_output(graph, CHOICE, op.Identity(number_classes(node, len(last.classes_))))
+            add_output(graph, CLASS_OUTPUT, op.Identity(number_classes(node, len(last.classes_))))
         if not probable and len(last.classes_) > 2:
             add_output(graph, PAIRS, op.Neg(node.outputs[1]))
     elif record.is_one_vs_one:
@@ -412,12 +415,12 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
             confidences = op.Sub(*logarithms)
             if decides and len(last.classes_) == 2:  # the decision function is positive for both
                 second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
-                add_output(graph, CHOICE, op.Cast(second, to=int(ir.DataType.INT64)))
+                add_output(graph, CLASS_OUTPUT, op.Cast(second, to=int(ir.DataType.INT64)))
         add_output(graph, PAIRS, op.Identity(confidences))
     elif record.is_linear_by_descent and probable and decides and MARGINS in marks:
         # Saturated probabilities tie where margins do not.
         op = GraphBuilder(graph, prefix="margins", constant_nodes=True)
-        add_output(graph, CHOICE, op.ArgMax(marked(MARGINS), axis=1, keepdims=False))
+        add_output(graph, CLASS_OUTPUT, op.ArgMax(marked(MARGINS), axis=1, keepdims=False))
     elif isinstance(last, NearestCentroid) and decides:
         # If no class is likelier before, scikit-learn takes the nearest centroid in the units of the data.
         prior = np.asarray(last.class_prior_)
@@ -425,7 +428,7 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
             op = GraphBuilder(graph, prefix="nearest", constant_nodes=True)
             apart = marked(APART)
             away = op.ReduceSum(op.Mul(apart, apart), axes=[2], keepdims=False)
-            add_output(graph, CHOICE, op.ArgMin(away, axis=1, keepdims=False))
+            add_output(graph, CLASS_OUTPUT, op.ArgMin(away, axis=1, keepdims=False))
 
 
 def _node_of(graph: ir.Graph, machine: Estimator, conversions: Sequence[ConversionRecord]) -> ir.Node:
@@ -461,13 +464,13 @@ def keep_first_of_ties(graph: ir.Graph, *, of_two: bool = False) -> None:
         p.shape is None
         or len(p.shape) != 2
         or p.shape[1] in ((1,) if of_two else (1, 2))
-        or not {PAIRS, CHOICE}.isdisjoint(named)
+        or not {PAIRS, CLASS_OUTPUT}.isdisjoint(named)
     ):
         return
     op = GraphBuilder(graph, prefix="ties", constant_nodes=True)
     near = op.GreaterOrEqual(p, op.Sub(op.ReduceMax(p, axes=[1], keepdims=True), TIE))
     first = op.ArgMax(op.Cast(near, to=ir.DataType.FLOAT), axis=1, keepdims=False)
-    add_output(graph, CHOICE, first)
+    add_output(graph, CLASS_OUTPUT, first)
 
 
 def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
@@ -505,4 +508,4 @@ def keep_threshold(graph: ir.Graph, record: ModelRecord) -> None:
         negative = op.Sub(1.0, output) if threshold.of_probabilities else op.Neg(output)
         score = output if positive else negative
     reached = op.Reshape(op.GreaterOrEqual(score, threshold.limit), np.array([-1]))
-    add_output(graph, CHOICE, op.Where(reached, np.array(positive), np.array(1 - positive)))
+    add_output(graph, CLASS_OUTPUT, op.Where(reached, np.array(positive), np.array(1 - positive)))

@@ -64,7 +64,7 @@ class Decoding:
     task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
     link : str
         The function from scores to predictions or probabilities.
-    n_outputs : int
+    n_scores : int
         Columns of the scores.
     classes : ndarray, list of ndarray or None
         Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
@@ -75,14 +75,14 @@ class Decoding:
     row_shape : tuple of int
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
-        For a classifier with a label at each position of a row; ``n_outputs`` counts the scores of one position.
+        For a classifier with a label at each position of a row; ``n_scores`` counts the scores of one position.
     parts : tuple of Decoding
-        The decodings of a graph with several outputs; ``n_outputs`` are then the columns of all targets.
+        The decodings of a graph with several outputs; ``n_scores`` are then the columns of all targets.
     """
 
     task: Task
     link: Link
-    n_outputs: int
+    n_scores: int
     classes: np.ndarray | list[np.ndarray] | None = None
     target_scale: TargetScale | None = None
     target_range: TargetRange | None = None
@@ -243,8 +243,8 @@ def _append_outputs(
         activates = last is not None and last.op_type in ("Sigmoid", "Softmax") and last.inputs[0] is scores
         exact = with_scores and in_double and decoding.has_probabilities and (own is None or activates)
         columns, own, in_places = _as_rows_of_labels(op, decision, own, decoding, form)
-        if graph.choice is not None:
-            label = _label_names(op, outputs[graph.choice], decoding)
+        if graph.class_output is not None:
+            label = _label_names(op, outputs[graph.class_output], decoding)
         elif decoding.task == "multilabel":
             label = op.Cast(op.Greater(columns, 0.0), to=ir.DataType.INT64)
         else:
@@ -277,10 +277,10 @@ def _as_rows_of_labels(
         return _as_score_columns(op, scores), own, lambda result: result
     if form.zipmap or form.per_class:
         raise ModelError("zipmap is for one label a row, but these rows have a label at each position: leave it.")
-    rows, in_places = as_position_rows(op, scores, decoding.positions, decoding.n_outputs)
+    rows, in_places = as_position_rows(op, scores, decoding.positions, decoding.n_scores)
     return (
         rows,
-        None if own is None else as_position_rows(op, own, decoding.positions, decoding.n_outputs)[0],
+        None if own is None else as_position_rows(op, own, decoding.positions, decoding.n_scores)[0],
         in_places,
     )
 
@@ -323,7 +323,7 @@ def _in_double(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> tuple[
 
     The decision function of two classes is that difference in the type of the graph: both rank rows alike.
     """
-    groups = decoding.groups or (decoding.n_outputs,)
+    groups = decoding.groups or (decoding.n_scores,)
     if decoding.link == "softmax" and 2 in groups:
         parts = split_columns(op, scores, groups)
         parts = [
@@ -364,7 +364,7 @@ def _further_outputs(
             values = op.Concat(op.Sub(1.0, values), values, axis=1)
     else:
         # The decision function has a column for each class: for two classes its negative and itself.
-        of_two, by_class = decoding.task == "multiclass" and decoding.n_outputs == 2, form.raw_scores or form.zipmap
+        of_two, by_class = decoding.task == "multiclass" and decoding.n_scores == 2, form.raw_scores or form.zipmap
         if of_two and by_class:
             scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
         if by_class and (of_two or decoding.task == "binary"):

@@ -272,7 +272,7 @@ def filled_graph(
     # Beside its graph, inference_model reads these attributes of a model, and of the decoding all but the numbers that
     # are filled in; which numbers there are decides the nodes.
     activation = tuple(graph.activation.values())
-    form = graph.output, *activation, graph.choice, graph.members, graph.dtype.str, graph.inputs, graph.joined
+    form = graph.output, *activation, graph.class_output, graph.members, graph.dtype.str, graph.inputs, graph.joined
     decoding_form = content(with_attributes(decoding, target_scale=None, target_range=None)), tuple(numbers)
     found = _templates.get((structure(graph.model, weights), form, decoding_form, with_scores, tuple(live)), template)
     proto = type(found.proto)()

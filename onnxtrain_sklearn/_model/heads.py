@@ -101,16 +101,16 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
 
 
 def with_head(
-    model: ir.Model, features: str, n_features: int, n_outputs: int, types: HeadTypes
+    model: ir.Model, features: str, n_features: int, n_scores: int, types: HeadTypes
 ) -> tuple[ir.Model, tuple[str, str]]:
     """Return the graph with a linear layer of zeros on the features, and the names of its weights and its bias."""
     model = model.clone()
     graph, taken = model.graph, names_of(model.graph)
     output = next(v for v in graph.outputs if v.name == features)
     dtype = output.dtype or ir.DataType.FLOAT
-    op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_outputs), dtype.numpy())
+    op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_scores), dtype.numpy())
     names = taken.free("head.weight"), taken.free("head.bias")
-    weight, bias = op.parameter(names[0], zeros), op.parameter(names[1], np.zeros(n_outputs, dtype.numpy()))
+    weight, bias = op.parameter(names[0], zeros), op.parameter(names[1], np.zeros(n_scores, dtype.numpy()))
     scores = op.Add(op.MatMul(output, weight), bias)
     scores.name = taken.free("scores")
     for value, kept in ((weight, types.weights), (bias, types.weights), (scores, types.output)):

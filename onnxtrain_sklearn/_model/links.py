@@ -137,21 +137,21 @@ def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, 
     return op.Div(own, op.Max(total, float(np.finfo(np.float32).tiny)))
 
 
-# Members. Scores have the shape (N, members, n_outputs). The loss of a row is the mean over the members. A prediction
+# Members. Scores have the shape (N, members, n_scores). The loss of a row is the mean over the members. A prediction
 # is the mean of the members' predictions: probabilities, means for a log link, or scores if the loss gives no
 # probabilities.
 
 
-def rows_of_members(op: GraphBuilder, scores: ir.Value, members: int, n_outputs: int, rows: int) -> ir.Value:
-    """Emit the scores as one row per member, (rows * members, n_outputs); raise ModelError if their shape is wrong."""
+def rows_of_members(op: GraphBuilder, scores: ir.Value, members: int, n_scores: int, rows: int) -> ir.Value:
+    """Emit the scores as one row per member, (rows * members, n_scores); raise ModelError if their shape is wrong."""
     shape = op.shape(scores)
-    if shape != (rows, members, n_outputs):
+    if shape != (rows, members, n_scores):
         found = "an unknown shape" if shape is None else f"the shape ('N', {', '.join(map(str, shape[1:]))})"
         raise ModelError(
             f"The builder has n_members={members}, so the scores of its graph must have the shape "
-            f"('N', {members}, {n_outputs}); {scores.name!r} has {found}."
+            f"('N', {members}, {n_scores}); {scores.name!r} has {found}."
         )
-    return op.Reshape(scores, [rows * members, n_outputs])
+    return op.Reshape(scores, [rows * members, n_scores])
 
 
 def repeated_rows(op: GraphBuilder, values: ir.Value, members: int, columns: int | None) -> ir.Value:
@@ -162,7 +162,7 @@ def repeated_rows(op: GraphBuilder, values: ir.Value, members: int, columns: int
 
 
 def mean_of_members(op: GraphBuilder, scores: ir.Value, link: Link, groups: Sequence[int] = ()) -> ir.Value:
-    """Emit scores (N, n_outputs) such that ``link(scores)`` is the mean of ``link(member's scores)`` over the members.
+    """Emit scores (N, n_scores) such that ``link(scores)`` is the mean of ``link(member's scores)`` over the members.
 
     ``groups`` holds the number of columns of each of several labels, to which the link is applied separately.
     """

@@ -132,10 +132,10 @@ class FirstProduct:
     ----------
     input, weight : str
         Names of the input and of the initializer that were multiplied.
-    n_outputs : int
+    n_columns : int
         Columns of the product.
     transposed : bool
-        Whether the initializer has the shape (n_outputs, n_features), not (n_features, n_outputs).
+        Whether the initializer has the shape (n_columns, n_features), not (n_features, n_columns).
     name : str
         The input from which the graph reads the product.
     factors : ndarray of shape (n_features,) or None
@@ -144,7 +144,7 @@ class FirstProduct:
 
     input: str
     weight: str
-    n_outputs: int
+    n_columns: int
     transposed: bool
     name: str
     factors: np.ndarray | None = None
@@ -202,8 +202,8 @@ def _taken(op: GraphBuilder, value: ir.Value, factors: np.ndarray | None, node: 
     assert matrix is not None
     assert value.dtype is not None
     transposed = bool(attribute(node, "transB", 0))
-    n_outputs = int(matrix.shape[0 if transposed else 1])
-    product = op.input("first", value.dtype, (batch, n_outputs))
+    n_columns = int(matrix.shape[0 if transposed else 1])
+    product = op.input("first", value.dtype, (batch, n_columns))
     scale = np.asarray(attribute(node, "alpha", 1.0), matrix.dtype)
     result = product if scale == 1 else op.Mul(product, scale)
     added = operand(node, 2)
@@ -212,4 +212,4 @@ def _taken(op: GraphBuilder, value: ir.Value, factors: np.ndarray | None, node: 
         result = op.Add(result, added if share == 1 else op.Mul(added, share))
     replace_node(op, node, [op.Identity(result) if result is product else result])
     del op.graph.initializers[weight.name or ""]
-    return FirstProduct(value.name or "", weight.name or "", n_outputs, transposed, product.name or "", factors)
+    return FirstProduct(value.name or "", weight.name or "", n_columns, transposed, product.name or "", factors)

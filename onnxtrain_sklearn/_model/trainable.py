@@ -74,7 +74,7 @@ class TrainableModel:
     Attributes
     ----------
     model : onnx_ir.Model
-        Its outputs are ``scores`` and, if different, ``output`` and ``choice``. Read only.
+        Its outputs are ``scores`` and, if different, ``output`` and ``class_output``. Read only.
     inputs : tuple of TensorSpec
         The graph's inputs; the first axis of each is the batch.
     output : str
@@ -96,7 +96,7 @@ class TrainableModel:
     joined : tuple of int
         Number of columns of each output, if ``output`` is several outputs joined along axis 1.
     members : int or None
-        Number of members of an ensemble: the scores have the shape (N, members, n_outputs). None: (N, n_outputs).
+        Number of members of an ensemble: the scores have the shape (N, members, n_scores). None: (N, n_scores).
     kept : KeptTypes
         The values that the given file keeps in float16 or bfloat16; they are computed and trained in float32.
     parameters : tuple of str
@@ -105,7 +105,7 @@ class TrainableModel:
         Names of the running statistics of BatchNormalization, in training mode or not.
     dtype : numpy.dtype
         Type of the parameters.
-    choice : str or None
+    class_output : str or None
         The output with the index of the predicted class, if the graph chooses it by votes or by a threshold; None if
         the scores determine it.
     roles : dict of str to str
@@ -135,7 +135,7 @@ class TrainableModel:
     parameters: tuple[str, ...]
     statistics: tuple[str, ...]
     dtype: np.dtype[Any]
-    choice: str | None = None
+    class_output: str | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
     quantized: tuple[str, ...] = ()
@@ -281,7 +281,7 @@ def trainable_model(
     output: str | None = None,
     *,
     pairs: str | None = None,
-    choice: str | None = None,
+    class_output: str | None = None,
     foreign: bool = False,
     several: Sequence[str] = (),
 ) -> TrainableModel:
@@ -295,7 +295,7 @@ def trainable_model(
         The trained output; by default the first float output that depends on a parameter.
     pairs : str, optional
         The output with one-vs-one scores of pairs of classes, if the trained output is a decision function of them.
-    choice : str, optional
+    class_output : str, optional
         The output with the index of the predicted class, if the graph chooses it.
     foreign : bool, default=False
         Whether the graph is a user's file, in which ``roles`` decides which constants are weights. In graphs of this
@@ -335,7 +335,7 @@ def trainable_model(
             every.append(activation.scores(graph, final))
             link, log = activation.link, activation.log
             forms.append(OutputForm(name, every[-1].name or "", link, log, activation.paired))
-    kept = dict.fromkeys([*every, *finals] if choice is None else [*every, *finals, named[choice]])
+    kept = dict.fromkeys([*every, *finals] if class_output is None else [*every, *finals, named[class_output]])
     keep_outputs(model, list(kept), inputs=True)
     if not graph.inputs:
         raise ModelError(
@@ -363,7 +363,7 @@ def trainable_model(
         parameters=tuple(parameters),
         statistics=tuple(statistics_of(graph)),
         dtype=common_dtype(graph, parameters),
-        choice=choice,
+        class_output=class_output,
         roles={name: verdict.reason for name, verdict in judged.items() if name in parameters},
         constants={name: verdict.reason for name, verdict in judged.items() if name not in parameters},
         quantized=tuple(dict.fromkeys(n for v in every for n in quantized_nodes(graph, v))) if foreign else (),

@@ -36,8 +36,8 @@ from .._estimators.fit import Preparation
 from .._estimators.fitted_state import FittedState
 from .._estimators.graph_plan import GraphPlan, trainable_graph_of
 from .._estimators.outputs import (
-    DecodingChoice,
-    OutputChoice,
+    DecodedGraph,
+    DecodedOutput,
     OutputTask,
     balanced_weights,
     choose_output,
@@ -154,14 +154,14 @@ def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_ta
 
 def choose_decodings(
     output_tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples
-) -> DecodingChoice:
+) -> DecodedGraph:
     """Return the decodings as one, and the output of the given graph for each of them on some rows of the data."""
     estimator, config, resumed, targets = context.estimator, context.config, context.resumed, examples.targets
     assert isinstance(targets, SeveralTargets)
     decodings = [None] * len(output_tasks) if resumed is None else resumed.decoding.parts
     given = bare_model(estimator.model) if resumed is None else None
     weights, model = loss_weights(estimator), graph.model
-    parts, losses = list[OutputChoice](), list[OutputLoss]()
+    parts, losses = list[DecodedOutput](), list[OutputLoss]()
     for (name, output_task), view, decoding, own in zip(
         output_tasks.items(), graph.views, decodings, targets.parts, strict=True
     ):
@@ -173,14 +173,14 @@ def choose_decodings(
         model = part.original.model  # choosing a decoding may add an inverse link to the graph
         positions = trained_positions(part.decoding, own)
         at_positions = () if positions is None else (positions.axes, positions.shape, positions.label_weights)
-        more = part.decoding.task, part.decoding.link, part.decoding.n_outputs, part.decoding.groups, weights[name]
+        more = part.decoding.task, part.decoding.link, part.decoding.n_scores, part.decoding.groups, weights[name]
         losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=own.lacks_labels))  # type: ignore[misc]
     whole = replace(graph, model=model)
     # The joint decoding describes the joint targets: a matrix of numbers, each output with columns of its own.
-    decoding = Decoding("regression", "identity", targets.n_outputs, parts=tuple(part.decoding for part in parts))
+    decoding = Decoding("regression", "identity", targets.n_scores, parts=tuple(part.decoding for part in parts))
     seed = int(context.rng.randint(2**31 - 1)) if resumed is None else resumed.seed
     settings = config.with_decoding(TotalLoss(tuple(losses), targets.has_factors), decoding, seed)
-    return DecodingChoice(
+    return DecodedGraph(
         with_outputs_of(whole, [part.original for part in parts]),
         with_outputs_of(whole, [part.graph for part in parts]),
         decoding,
@@ -190,7 +190,7 @@ def choose_decodings(
 
 
 def complete_state_of_outputs(
-    output_tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodingChoice, examples: Examples
+    output_tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
 ) -> list[np.ndarray]:
     """Complete a state; raise if it does not predict what the given graph does, output by output.
 
@@ -468,10 +468,10 @@ def _no_targets(decoding: Decoding, n_rows: int, places: tuple[int, ...]) -> Tar
         return Targets(values, name, len(classes) if many else 1, classes, places, np.ones(len(classes)))
     if decoding.task in ("binary", "multiclass"):
         two = decoding.classes is not None and len(decoding.classes) == 2
-        count = 1 if two else decoding.n_outputs
+        count = 1 if two else decoding.n_scores
         return Targets(np.zeros(n_rows, np.int64), "binary" if two else "multiclass", count, decoding.classes)
     return Targets(
-        np.zeros((n_rows, decoding.n_outputs)), decoding.task, decoding.n_outputs, decoding.classes, decoding.row_shape
+        np.zeros((n_rows, decoding.n_scores)), decoding.task, decoding.n_scores, decoding.classes, decoding.row_shape
     )
 
 
@@ -512,7 +512,7 @@ def exported_outputs(output_tasks: Tasks, estimator: Any, state: FittedState) ->
             own: Any = (
                 () if decoding.positions is None else (decoding.positions, last[name].places, last[name].label_weights)
             )
-            more = decoding.task, decoding.link, decoding.n_outputs, decoding.groups, weights[name]
+            more = decoding.task, decoding.link, decoding.n_scores, decoding.groups, weights[name]
             loss = OutputLoss(name, cast("Loss", output_task.loss), *more, *own)
             class_weights = exported_class_weights(output_task, decoding, balanced)
         ignored = None if decoding.positions is None else output_task.ignore_label

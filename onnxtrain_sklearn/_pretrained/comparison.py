@@ -268,7 +268,7 @@ def require_column_shape(row_shape: tuple[int, ...], name: str) -> None:
 
 def require_target_shape(reference: ReferenceOutput, targets: Targets) -> None:
     """Raise ValueError if rows of the output differ in shape from those of numeric targets; one of them may be flat."""
-    shapes = reference.row_shape, targets.row_shape or (targets.n_outputs,)
+    shapes = reference.row_shape, targets.row_shape or (targets.n_scores,)
     output, y = ([size for size in shape if size != 1] for shape in shapes)
     if output != y and min(len(output), len(y)) > 1:
         raise ValueError(

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._fitted.scores import (
-    CHOICE,
+    CLASS_OUTPUT,
     PAIRS,
     Place,
     add_output,
@@ -191,9 +191,10 @@ def _trainable_file(
         keep_first_of_ties(infer_shapes(model).graph)
     keep_name(model.graph, name)
     model = infer_shapes(model)
-    special: dict[str, Any] = {v.name: v.name for v in model.graph.outputs if v.name in (PAIRS, CHOICE)}
+    names = {value.name for value in model.graph.outputs}
+    of_pairs, class_output = (name if name in names else None for name in (PAIRS, CLASS_OUTPUT))
     try:
-        source = trainable_model(model, **special)
+        source = trainable_model(model, pairs=of_pairs, class_output=class_output)
     except UnsupportedOperatorError:
         raise
     except ModelError as error:
@@ -350,7 +351,7 @@ def keep_votes_of_machine(graph: ir.Graph, machine: ir.Node) -> None:
     of_probabilities = bool(numbers_of_attribute(machine, "prob_a"))
     op = GraphBuilder(graph, prefix="votes", constant_nodes=True)
     if of_probabilities or classes > 2:
-        add_output(graph, CHOICE, op.Identity(number_classes(machine, classes)))
+        add_output(graph, CLASS_OUTPUT, op.Identity(number_classes(machine, classes)))
     if classes > 2 and not of_probabilities:
         add_output(graph, PAIRS, op.Neg(machine.outputs[1]))
     if classes == 2 and not of_probabilities:

@@ -454,11 +454,11 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
 
 def exported_networks(estimator: str, networks: Sequence[UntrainedNetwork], target: str) -> ExportedTraining:
     """Return the training of all networks, to export."""
-    exported, batch = list[ExportedTraining](), None
+    exported, batch_size = list[ExportedTraining](), None
     for one in networks:
         state = untrained_state(one.network, one.matrix, one.values)
-        exported.append(exported_training(one.network, state, batch, target))
-        batch = exported[0].parts.batch  # one graph trains all networks on the same minibatch
+        exported.append(exported_training(one.network, state, batch_size, target))
+        batch_size = exported[0].parts.batch_size  # one graph trains all networks on the same minibatch
     matrices = [one.parts.graph.inputs[0].name for one in exported]
     if len(networks) > 1:
         matrices = [name_in_network(name, number) for number, name in enumerate(matrices)]

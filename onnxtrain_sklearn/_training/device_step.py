@@ -24,7 +24,7 @@ from .passes import pass_graph
 from .programs import PassParts
 from .randomness import UniformNumbers
 from .rows_meet import where_rows_meet
-from .step import Choice, OneProcess
+from .step import OneProcess, StepKind
 from .step_parts import OptimizerState, Rates, StepParts
 from .updates import PENALTY, SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
@@ -84,13 +84,13 @@ class DeviceStep(OneProcess):
         settings, optimizer, memory = parts.settings, parts.settings.optimizer, parts.settings.device.memory
         assert memory is not None
         assert isinstance(optimizer, Optimizer)
-        self.settings, self.parameters, self.optimizer_state, self.batch = (
+        self.settings, self.parameters, self.optimizer_state, self.batch_size = (
             settings,
             parts.parameters,
             parts.optimizer_state,
-            parts.batch,
+            parts.batch_size,
         )
-        self.choice: Choice | None = None
+        self.kind: StepKind | None = None
         self._parts = parts
         # Where rows meet, padding rows would change the results of the others.
         self._pads = where_rows_meet(parts.graph, settings) is None
@@ -107,8 +107,8 @@ class DeviceStep(OneProcess):
         self._copy = bindings.copying(vectors.next_statistics, vectors.buffer.part(start, (size,))) if size else None
         self._total = bindings.accumulation(vectors.gradient) if settings.accumulate > 1 else None
         self._update = DeviceUpdate(parts, layout, vectors, bindings, segments)
-        first = self._new_pass(parts.batch, resident=True, first=True)
-        self._passes[parts.batch, True] = first
+        first = self._new_pass(parts.batch_size, resident=True, first=True)
+        self._passes[parts.batch_size, True] = first
         self.engine = first.engine
 
     def train(
@@ -193,7 +193,7 @@ class DeviceStep(OneProcess):
         """Upload the trained parameters, and the data if they fit."""
         self._vectors.upload()
         data = {f"{DATA}{name}": array for name, array in (batches.resident(RESIDENT_LIMIT) or {}).items()}
-        self._pass(self.batch, resident=True).gradient.require_indices(data)
+        self._pass(self.batch_size, resident=True).gradient.require_indices(data)
         self._data = {name: self._vectors.new(array) for name, array in data.items()}
         self._loaded = batches
 
@@ -211,16 +211,16 @@ class DeviceStep(OneProcess):
 
     def _pass(self, rows: int, *, resident: bool) -> DevicePass:
         """Return the pass for a minibatch of ``rows`` rows, gathered by the device or by the host."""
-        size = self.batch if self._pads else rows
+        size = self.batch_size if self._pads else rows
         key = (size, resident)
         if key not in self._passes:
-            self._passes = {k: known for k, known in self._passes.items() if k[0] == self.batch}
+            self._passes = {k: known for k, known in self._passes.items() if k[0] == self.batch_size}
             self._passes[key] = self._new_pass(size, resident=resident)
         return self._passes[key]
 
-    def _new_pass(self, batch: int, *, resident: bool, first: bool = False) -> DevicePass:
+    def _new_pass(self, batch_size: int, *, resident: bool, first: bool = False) -> DevicePass:
         parts, parameters, vectors = self._parts, self.parameters, self._vectors
-        data = parts.graph, parts.settings, parameters, parts.frozen, batch
+        data = parts.graph, parts.settings, parameters, parts.frozen, batch_size
         graph = pass_graph(PassParts(*data, resident=resident, sparse=parts.sparse, any_shape=True), first=first)
         buffers, uniform = graph.buffers, graph.uniform
         inputs: dict[str, Array] = {name: vectors.parameter(name) for name in parameters.views()}

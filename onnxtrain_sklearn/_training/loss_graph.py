@@ -45,38 +45,40 @@ def training_graph(
     graph: TrainableModel,
     settings: StepSettings,
     frozen: Mapping[str, np.ndarray],
-    batch: int,
+    batch_size: int,
     *,
     normalized: bool = False,
 ) -> ir.Model:
-    """Return the forward graph for ``batch`` rows with target and weights as inputs.
+    """Return the forward graph for ``batch_size`` rows with target and weights as inputs.
 
     With ``normalized`` the weights come divided by their sum, as a column, which saves their division in each step.
     Its outputs are the loss and the next values of running statistics.
     """
-    model = with_batch(template_of(graph.model), batch)  # trained weights become inputs later; frozen ones are set here
+    model = with_batch(
+        template_of(graph.model), batch_size
+    )  # trained weights become inputs later; frozen ones are set here
     ir_graph = model.graph
     swap_initializers(ir_graph, frozen)
     scores = next(v for v in ir_graph.outputs if v.name == graph.scores)
     op = GraphBuilder(ir_graph, dtype=ir_type(graph.dtype), prefix="onnxtrain")
-    shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, graph.dtype, settings.positions)
+    shape, y_dtype = target_layout(settings.task, settings.n_scores, batch_size, graph.dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
-    weights = ir.val(WEIGHT, ir_type(graph.dtype), (batch, 1) if normalized else (batch,))
+    weights = ir.val(WEIGHT, ir_type(graph.dtype), (batch_size, 1) if normalized else (batch_size,))
     ir_graph.inputs.extend([y, weights])
-    sample_weight = as_normalized(op, weights, batch) if normalized else weights
+    sample_weight = as_normalized(op, weights, batch_size) if normalized else weights
     if isinstance(settings.loss, TotalLoss):
         every = {v.name: v for v in ir_graph.outputs}
         outputs = [every[form.scores] for form in graph.forms]
-        loss = append_total_loss(op, settings.loss, outputs, y, sample_weight, batch)
+        loss = append_total_loss(op, settings.loss, outputs, y, sample_weight, batch_size)
     elif settings.positions is not None:
-        loss = _mean_loss_at_positions(op, settings, settings.positions, scores, y, sample_weight, batch)
+        loss = _mean_loss_at_positions(op, settings, settings.positions, scores, y, sample_weight, batch_size)
     elif graph.members is None:
-        columns = as_columns(op, scores, batch, settings.n_outputs)
+        columns = as_columns(op, scores, batch_size, settings.n_scores)
         loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=graph.link == "votes")
     else:
         # The mean over the members of their losses: each member sees every row, with its weight.
-        columns = rows_of_members(op, scores, graph.members, settings.n_outputs, batch)
-        width = None if settings.task == "multiclass" else settings.n_outputs
+        columns = rows_of_members(op, scores, graph.members, settings.n_scores, batch_size)
+        width = None if settings.task == "multiclass" else settings.n_scores
         y = repeated_rows(op, y, graph.members, width)
         every_weight = repeated_rows(op, sample_weight, graph.members, None)
         loss = _mean_loss(op, settings, columns, y, every_weight, of_pairs=False)
@@ -95,15 +97,15 @@ def _mean_loss(
 ) -> ir.Value:
     assert isinstance(settings.loss, Loss)
     if settings.task == "multiclass" and of_pairs:
-        classes = n_classes_of(settings.n_outputs)
+        classes = n_classes_of(settings.n_scores)
         return append_pairwise_loss(
             op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, n_classes=classes
         )
     loss: RowLoss = settings.loss
-    if settings.task == "multiclass" and settings.link == "softmax" and takes_labels(settings.loss, settings.n_outputs):
+    if settings.task == "multiclass" and settings.link == "softmax" and takes_labels(settings.loss, settings.n_scores):
         loss = LossOfLabels(settings.loss)
     elif settings.task == "multiclass":
-        y = one_hot(op, y, settings.n_outputs, op.dtype, ignores=settings.positions is not None)
+        y = one_hot(op, y, settings.n_scores, op.dtype, ignores=settings.positions is not None)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
     return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups, ignores=settings.ignores)
 
@@ -115,14 +117,14 @@ def _mean_loss_at_positions(
     scores: ir.Value,
     y: ir.Value,
     sample_weight: ir.Value,
-    batch: int,
+    batch_size: int,
 ) -> ir.Value:
     """Emit the weighted mean over all labels; the weight of a label is that of its row times its share in the row."""
-    rows, whole = batch * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
+    rows, whole = batch_size * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
-    if all(isinstance(size, int) for size in found) and found[:-1] != (batch, *positions.shape):
-        raise ModelError(f"The scores have the shape {op.shape(scores)}, but y has {(batch, *positions.shape)}.")
-    whole = op.Reshape(whole, [rows, settings.n_outputs])
+    if all(isinstance(size, int) for size in found) and found[:-1] != (batch_size, *positions.shape):
+        raise ModelError(f"The scores have the shape {op.shape(scores)}, but y has {(batch_size, *positions.shape)}.")
+    whole = op.Reshape(whole, [rows, settings.n_scores])
     weights = op.Mul(position_weights(op, y, positions.label_weights), op.Unsqueeze(sample_weight, axes=[1]))
     if settings.task == "binary":
         labels = op.Cast(op.Greater(op.Reshape(y, [rows, 1]), np.zeros((), np.int64)), to=op.dtype)
@@ -135,17 +137,17 @@ def score_loss_graph(
     settings: StepSettings, shape: tuple[int, ...], dtype: DType, *, of_pairs: bool = False
 ) -> ir.Model:
     """Return the graph of the mean loss of scores of a ``shape``, with the classes last, beside target and weights."""
-    batch, kind = shape[0], ir_type(dtype)
-    scores, sample_weight = ir.val("scores", kind, shape), ir.val(WEIGHT, kind, (batch,))
-    y_shape, y_dtype = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
+    batch_size, kind = shape[0], ir_type(dtype)
+    scores, sample_weight = ir.val("scores", kind, shape), ir.val(WEIGHT, kind, (batch_size,))
+    y_shape, y_dtype = target_layout(settings.task, settings.n_scores, batch_size, dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), y_shape)
     op = new_graph([scores, y, sample_weight], kind, "onnxtrain")
     if settings.positions is None:
-        columns = as_columns(op, scores, batch, settings.n_outputs)
+        columns = as_columns(op, scores, batch_size, settings.n_scores)
         loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=of_pairs)
     else:
         last = settings.positions._replace(axes=replace(settings.positions.axes, axis=-1))
-        loss = _mean_loss_at_positions(op, settings, last, scores, y, sample_weight, batch)
+        loss = _mean_loss_at_positions(op, settings, last, scores, y, sample_weight, batch_size)
     loss.name, loss.dtype, loss.shape = LOSS, kind, ir.Shape([])
     op.graph.outputs.append(loss)
     return ir.Model(op.graph, ir_version=8)
@@ -157,14 +159,14 @@ def n_classes_of(pairs: int) -> int:
 
 
 def target_layout(
-    task: Task, n_outputs: int, rows: int, dtype: DType, positions: TrainedPositions | None
+    task: Task, n_scores: int, rows: int, dtype: DType, positions: TrainedPositions | None
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of the target for ``rows`` rows: class indices, or one number per score."""
     if positions is not None:
         return (rows, math.prod(positions.shape)), np.dtype(np.int64)
     if task == "multiclass":
         return (rows,), np.dtype(np.int64)
-    return (rows, n_outputs), dtype
+    return (rows, n_scores), dtype
 
 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:
@@ -204,7 +206,12 @@ def ir_type(dtype: DType) -> ir.DataType:
 
 
 def append_total_loss(
-    op: GraphBuilder, total: TotalLoss, scores: Sequence[ir.Value], y: ir.Value, sample_weight: ir.Value, batch: int
+    op: GraphBuilder,
+    total: TotalLoss,
+    scores: Sequence[ir.Value],
+    y: ir.Value,
+    sample_weight: ir.Value,
+    batch_size: int,
 ) -> ir.Value:
     """Emit the mean over the rows, weighted by ``sample_weight`` (N,), of the sum of their losses; 0 if all are 0.
 
@@ -215,11 +222,11 @@ def append_total_loss(
     rows = None
     for i, (one, own) in enumerate(zip(total.outputs, scores, strict=True)):
         factor = parts[count + i] if total.has_factors else None
-        weight = sample_weight if factor is None else op.Mul(sample_weight, op.Reshape(factor, [batch]))
+        weight = sample_weight if factor is None else op.Mul(sample_weight, op.Reshape(factor, [batch_size]))
         if one.positions is not None:
-            losses = _rows_at_positions(op, one, one.positions, own, parts[i], weight, batch)
+            losses = _rows_at_positions(op, one, one.positions, own, parts[i], weight, batch_size)
         else:
-            losses = _means(op, one, as_columns(op, own, batch, one.n_outputs), parts[i], weight)
+            losses = _means(op, one, as_columns(op, own, batch_size, one.n_scores), parts[i], weight)
         losses = losses if factor is None else op.Mul(losses, factor)
         losses = losses if one.weight == 1 else op.Mul(losses, float(one.weight))
         rows = losses if rows is None else op.Add(rows, losses)
@@ -227,20 +234,20 @@ def append_total_loss(
     return weighted_row_mean(op, rows, sample_weight, 1)
 
 
-def as_columns(op: GraphBuilder, scores: ir.Value, batch: int, n_outputs: int) -> ir.Value:
+def as_columns(op: GraphBuilder, scores: ir.Value, batch_size: int, n_scores: int) -> ir.Value:
     """Return scores as a matrix with a row for each input row.
 
-    Sizes that shape inference left unknown are assumed to be ``(batch, n_outputs)``.
+    Sizes that shape inference left unknown are assumed to be ``(batch_size, n_scores)``.
     """
     shape = op.shape(scores)
-    if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch:
+    if shape is not None and isinstance(shape[0] if shape else None, int) and shape[0] != batch_size:
         raise ModelError(
-            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch} input rows; each input row must give "
-            f"one output row. Export the graph with a dynamic batch axis."
+            f"The graph's output {scores.name!r} has {shape[0]} rows for {batch_size} input rows; each input row must "
+            f"give one output row. Export the graph with a dynamic batch axis."
         )
-    if shape == (batch, n_outputs):
+    if shape == (batch_size, n_scores):
         return scores
-    return op.Reshape(scores, [batch, n_outputs])
+    return op.Reshape(scores, [batch_size, n_scores])
 
 
 def _rows_at_positions(
@@ -250,28 +257,28 @@ def _rows_at_positions(
     scores: ir.Value,
     y: ir.Value,
     weight: ir.Value,
-    batch: int,
+    batch_size: int,
 ) -> ir.Value:
     """Emit the means over the labels of each row, by their weights; -1 stands for a label that does not count."""
     whole = positions.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
-    if all(isinstance(size, int) for size in found) and found[:-1] != (batch, *one.places):
-        raise ModelError(f"The scores have the shape {op.shape(scores)}, but y has {(batch, *one.places)}.")
+    if all(isinstance(size, int) for size in found) and found[:-1] != (batch_size, *one.places):
+        raise ModelError(f"The scores have the shape {op.shape(scores)}, but y has {(batch_size, *one.places)}.")
     labels = op.Cast(y, to=ir.DataType.INT64)
     shares = position_weights(op, labels, one.label_weights)
-    every = op.Reshape(op.Mul(shares, op.Unsqueeze(weight, axes=[1])), [batch * one.width])
-    flat = op.Relu(op.Reshape(y, [batch * one.width, 1]))  # what does not count has a weight of zero
-    columns = op.Reshape(whole, [batch * one.width, one.n_outputs])
-    losses = op.Reshape(_means(op, one, columns, flat, every), [batch, one.width])
+    every = op.Reshape(op.Mul(shares, op.Unsqueeze(weight, axes=[1])), [batch_size * one.width])
+    flat = op.Relu(op.Reshape(y, [batch_size * one.width, 1]))  # what does not count has a weight of zero
+    columns = op.Reshape(whole, [batch_size * one.width, one.n_scores])
+    losses = op.Reshape(_means(op, one, columns, flat, every), [batch_size, one.width])
     return op.ReduceSum(op.Mul(losses, shares), axes=[1], keepdims=True)
 
 
 def _means(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value, weight: ir.Value) -> ir.Value:
     loss: RowLoss = one.loss
-    if one.task == "multiclass" and one.link == "softmax" and takes_labels(one.loss, one.n_outputs):
+    if one.task == "multiclass" and one.link == "softmax" and takes_labels(one.loss, one.n_scores):
         loss, y = LossOfLabels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
     elif one.task == "multiclass":  # the index of a class is exact as a float
-        y = op.Cast(op.Equal(y, np.arange(one.n_outputs, dtype=op.dtype.numpy())), to=op.dtype)
+        y = op.Cast(op.Equal(y, np.arange(one.n_scores, dtype=op.dtype.numpy())), to=op.dtype)
     parts = {"scores": scores, "y": y, "weight": weight}
     return row_means(op, loss, **parts, link=one.link, groups=one.groups, ignores=one.ignores)
 

@@ -347,10 +347,10 @@ class WeightsAtLabels:
 DATA, ROW_NUMBERS = "onnxtrain/data/", "onnxtrain/rows"
 
 
-def gather_rows(graph: ir.Graph, names: Sequence[str], batch: int) -> None:
+def gather_rows(graph: ir.Graph, names: Sequence[str], batch_size: int) -> None:
     """Gather the minibatch inside ``graph``: each of these inputs becomes a Gather of rows from all data."""
     op = GraphBuilder(graph, prefix="onnxtrain/gather")
-    rows = ir.val(ROW_NUMBERS, ir.DataType.INT64, (batch,))
+    rows = ir.val(ROW_NUMBERS, ir.DataType.INT64, (batch_size,))
     graph.inputs.append(rows)
     for value in [v for v in graph.inputs if v.name in names]:
         shape = ["n_samples", *list(value.shape or ())[1:]]

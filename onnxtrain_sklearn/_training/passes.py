@@ -85,7 +85,7 @@ def pass_graph(parts: PassParts, *, first: bool) -> PassGraph:
 
     With ``first``, for the first graph of a step, warn of settings that have no effect on it.
     """
-    settings, batch, dtype = parts.settings, parts.batch, parts.parameters.vector.dtype
+    settings, batch_size, dtype = parts.settings, parts.batch_size, parts.parameters.vector.dtype
     program = pass_program(parts)
     uniform = UniformNumbers(program.random, settings.seed)
     if first and settings.scheduled.dropout and FACTOR not in uniform.arrays:
@@ -106,10 +106,10 @@ def pass_graph(parts: PassParts, *, first: bool) -> PassGraph:
                 f"Every axis of a graph input but the first must be fixed to train, got shape {tuple(spec.shape)}."
             )
         if spec.name not in sparse:
-            columns[spec.name] = np.zeros((batch, *(d for d in spec.shape[1:] if d is not None)), spec.dtype)
-    layout = target_layout(settings.task, settings.n_outputs, batch, dtype, settings.positions)
+            columns[spec.name] = np.zeros((batch_size, *(d for d in spec.shape[1:] if d is not None)), spec.dtype)
+    layout = target_layout(settings.task, settings.n_scores, batch_size, dtype, settings.positions)
     columns[TARGET] = np.zeros(*layout)
-    buffers = BatchBuffers(columns, np.ones(batch, dtype), sparse)
+    buffers = BatchBuffers(columns, np.ones(batch_size, dtype), sparse)
     return PassGraph(parts, program, buffers, uniform)
 
 
@@ -134,7 +134,7 @@ class HostPasses:
 
     def __init__(self, parts: StepParts) -> None:
         self._parts, self._pads = parts, where_rows_meet(parts.graph, parts.settings) is None
-        graph = self._graph(parts.batch, first=True)
+        graph = self._graph(parts.batch_size, first=True)
         self.program = graph.program
 
         # Penalty, clipping and accumulation write all gradients after the pass, so all must be cleared before the next.
@@ -156,8 +156,8 @@ class HostPasses:
                 gradient = RowSparseGradient(view, 0, rewritten=rewritten, axis=axis, most=most)
                 self.row_sparse[product.weight] = gradient
 
-        self._known = {parts.batch: HostPass(graph, self.row_sparse)}
-        self._current = self._known[parts.batch]
+        self._known = {parts.batch_size: HostPass(graph, self.row_sparse)}
+        self._current = self._known[parts.batch_size]
 
     def buffers(self, rows: int) -> BatchBuffers:
         """Return the buffers that the next pass reads, for a minibatch of ``rows`` rows.
@@ -165,10 +165,10 @@ class HostPasses:
         Their columns are the graph's inputs and the target (:data:`TARGET`). They have the size of a full minibatch, or
         exactly ``rows`` rows if rows meet.
         """
-        size = self._parts.batch if self._pads else rows
+        size = self._parts.batch_size if self._pads else rows
         if size not in self._known:
             # Keep at most one other size: each pass holds a session and buffers.
-            self._known = {n: known for n, known in self._known.items() if n == self._parts.batch}
+            self._known = {n: known for n, known in self._known.items() if n == self._parts.batch_size}
             self._known[size] = HostPass(self._graph(size, first=False), self.row_sparse)
         self._current = self._known[size]
         self._current.buffers.forget()
@@ -183,9 +183,9 @@ class HostPasses:
         """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
         return self._current.run(self._parts.optimizer_state, dropout)
 
-    def _graph(self, batch: int, *, first: bool) -> PassGraph:
+    def _graph(self, batch_size: int, *, first: bool) -> PassGraph:
         parts = self._parts
-        data = parts.graph, parts.settings, parts.parameters, parts.frozen, batch
+        data = parts.graph, parts.settings, parts.parameters, parts.frozen, batch_size
         return pass_graph(
             PassParts(*data, sparse=parts.sparse, adds_rows=True, any_shape=True, on_host=True), first=first
         )
@@ -282,7 +282,7 @@ class HostProduct:
         else:
             frozen = parts.frozen[name] if name in parts.frozen else initial_value(parts.graph.model, name)
             self._matrix = np.ascontiguousarray(frozen)
-        shape = len(graph.buffers.sample_weight), first.n_outputs
+        shape = len(graph.buffers.sample_weight), first.n_columns
         self.product, self.product_gradient = (np.zeros(shape, self._matrix.dtype) for _ in range(2))
 
     def forward(self) -> None:

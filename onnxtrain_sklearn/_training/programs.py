@@ -148,7 +148,7 @@ class PassParts:
     settings: StepSettings
     parameters: FlatParameters
     frozen: Mapping[str, np.ndarray]
-    batch: int
+    batch_size: int
     resident: bool = False
     sparse: Collection[str] = ()
     adds_rows: bool = False
@@ -185,7 +185,7 @@ def _key(parts: PassParts) -> Hashable:
     graph, settings, parameters = parts.graph, parts.settings, parts.parameters
     erased = {*parameters.names, *parameters.running_statistics, *parts.frozen}
     of_loss = (
-        (content(settings.loss), settings.task, settings.link, settings.n_outputs, settings.groups),
+        (content(settings.loss), settings.task, settings.link, settings.n_scores, settings.groups),
         (settings.positions, settings.ignores, settings.scheduled.dropout),
     )
     origin = is_from_torch(template_of(graph.model))  # decides how running variances are averaged
@@ -206,7 +206,7 @@ def _key_of_gradient(parts: PassParts) -> tuple[Hashable, ...]:
     return (
         (parameters.names, parameters.running_statistics, statistics),
         (parts.settings.engine, parts.settings.checkpoint_activations),
-        parts.batch,
+        parts.batch_size,
         (parts.resident, parts.on_host, parts.any_shape),
         (parts.adds_rows, parts.least_lookup),
         tuple(parts.sparse),
@@ -225,7 +225,7 @@ class _ForwardGraph(NamedTuple):
 def _forward_graph(parts: PassParts) -> _ForwardGraph:
     """Return the forward graph with the loss, whose parameters are inputs."""
     settings, parameters = parts.settings, parts.parameters
-    model = training_graph(parts.graph, settings, parts.frozen, parts.batch, normalized=parts.on_host)
+    model = training_graph(parts.graph, settings, parts.frozen, parts.batch_size, normalized=parts.on_host)
     random = [*expose_random(model), *expose_dropout(model, scheduled=settings.scheduled.dropout)]
     products = take_first_products(model, parts.sparse)
     lookups = take_lookups(model, parameters.names, parts.least_lookup) if parts.adds_rows else []
@@ -262,7 +262,7 @@ def _gradient_program(parts: PassParts, forward: _ForwardGraph) -> PassProgram:
         data = [value.name or "" for value in model.graph.inputs if value.name not in weights]
         recomputed = recompute_activations(model, data)
     if parts.resident:
-        gather_rows(model.graph, [*(spec.name for spec in parts.graph.inputs), TARGET], parts.batch)
+        gather_rows(model.graph, [*(spec.name for spec in parts.graph.inputs), TARGET], parts.batch_size)
     if parts.any_shape:
         return_before_reshapes(model.graph, returned)
     weight_columns = read_weight_matrix(model.graph) if parts.on_host else 0
@@ -272,7 +272,7 @@ def _gradient_program(parts: PassParts, forward: _ForwardGraph) -> PassProgram:
     if settings.engine == COMPILED:
         data = [*(spec.name for spec in parts.graph.inputs), TARGET, *(value.name or "" for value in forward.random)]
         row_weights = WEIGHT, WEIGHT_MATRIX, WEIGHTS_AT_LABELS
-        code = compiled_code(model, RowInputs(parts.batch, data, row_weights, [*weights, FACTOR]))
+        code = compiled_code(model, RowInputs(parts.batch_size, data, row_weights, [*weights, FACTOR]))
     elif parts.on_host:
         transpose_operands(model.graph)
         if not settings.checkpoint_activations:  # which fixes the order of the nodes

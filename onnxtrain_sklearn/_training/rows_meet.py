@@ -297,7 +297,7 @@ def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = 
             return [True]
         return [_losses_meet_in_trial(settings, dtype, graphs)]
 
-    key = tuple(structure(model, ()) for model, _ in graphs.values()), settings.task, settings.n_outputs
+    key = tuple(structure(model, ()) for model, _ in graphs.values()), settings.task, settings.n_scores
     return _of_losses.get(key, found)[0]
 
 
@@ -306,7 +306,7 @@ def _graph_of_loss(
 ) -> tuple[ir.Model, list[ir.Value]]:
     """Return the graph of the losses of so many rows, and the values that hold them."""
     positions = settings.positions
-    shape = (rows, settings.n_outputs) if positions is None else (rows, *positions.shape, settings.n_outputs)
+    shape = (rows, settings.n_scores) if positions is None else (rows, *positions.shape, settings.n_scores)
     model = score_loss_graph(settings, shape, dtype, of_pairs=of_pairs)
     ends = [value for value in all_values(model) if ROW_LOSSES in value.meta]
     for value in ends:
@@ -331,13 +331,13 @@ def _losses_meet_in_trial(
 
     def draw(trial: int, rows: int) -> dict[str, np.ndarray]:
         rng = np.random.RandomState(trial)
-        shape, kind = target_layout(settings.task, settings.n_outputs, rows, dtype, settings.positions)
+        shape, kind = target_layout(settings.task, settings.n_scores, rows, dtype, settings.positions)
         scores = graphs[rows][0].graph.inputs[0]
         given = numbers_of_type(rng, np.dtype(dtype), tuple(int(str(d)) for d in scores.shape or ()), 0)
         # Targets: classes, indicators, or numbers, which are 0 and 1 in some trials.
         if kind.kind in "iu":
             several = settings.positions is not None or settings.task == "multiclass"
-            classes = 2 if settings.task == "binary" else max(settings.n_outputs, 2)
+            classes = 2 if settings.task == "binary" else max(settings.n_scores, 2)
             targets = rng.randint(0, classes if several else 2, shape)
         elif settings.task != "regression" or trial % 4 == 2:
             targets = rng.randint(0, 2, shape).astype(kind)
@@ -374,11 +374,11 @@ def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
     model, ends = _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)
     model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
     session = sessions.create_session(to_proto(model).SerializeToString(), devices.resolve_device())
-    shape, names = (TRIED_ROWS, settings.n_outputs), [value.name or "" for value in ends]
+    shape, names = (TRIED_ROWS, settings.n_scores), [value.name or "" for value in ends]
     for trial in range(4):
         rng = np.random.RandomState(trial)
         drawn = [(rng.normal(0, 2, shape).astype(dtype), rng.randint(0, 2, shape).astype(dtype)) for _ in range(2)]
-        changed = rng.permutation(settings.n_outputs) % 2 == 0
+        changed = rng.permutation(settings.n_scores) % 2 == 0
         pairs = [drawn[0], tuple(np.where(changed, b, a) for a, b in zip(*drawn, strict=True))]
         feeds = [{"scores": scores, TARGET: y, WEIGHT: np.ones(TRIED_ROWS, dtype)} for scores, y in pairs]
         first, second = (np.asarray(sessions.run_session(session, names, one)[0])[:, ~changed] for one in feeds)

@@ -42,7 +42,7 @@ from .updates import (
 
 
 @dataclass(frozen=True)
-class Choice:
+class StepKind:
     """The kind of a step.
 
     Attributes
@@ -69,11 +69,11 @@ class TrainingStep(Protocol):
         The trained parameters: the host's copy.
     optimizer_state : OptimizerState
         The host's copy.
-    batch : int
+    batch_size : int
         Rows of a full minibatch.
     engine : str
         ``"compiled"`` where machine code runs the graph, else the engine that differentiated it.
-    choice : Choice or None
+    kind : StepKind or None
         Who runs passes and updates, and why.
     in_host_memory : bool
         Whether the host's arrays are trained in place. Then ``train`` yields a loss before it updates the weights from
@@ -82,9 +82,9 @@ class TrainingStep(Protocol):
 
     parameters: FlatParameters
     optimizer_state: OptimizerState
-    batch: int
+    batch_size: int
     engine: str
-    choice: Choice | None
+    kind: StepKind | None
     in_host_memory: ClassVar[bool]
 
     def train(
@@ -137,7 +137,7 @@ class HostStep(OneProcess):
     passes : HostPasses
     program : PassProgram
         The gradient graph of a full minibatch.
-    settings, parameters, optimizer_state, batch, engine, choice
+    settings, parameters, optimizer_state, batch_size, engine, kind
         As in :class:`TrainingStep`.
     """
 
@@ -145,13 +145,13 @@ class HostStep(OneProcess):
 
     def __init__(self, parts: StepParts) -> None:
         settings, parameters = parts.settings, parts.parameters
-        self.settings, self.parameters, self.optimizer_state, self.batch = (
+        self.settings, self.parameters, self.optimizer_state, self.batch_size = (
             settings,
             parameters,
             parts.optimizer_state,
-            parts.batch,
+            parts.batch_size,
         )
-        self.choice: Choice | None = None
+        self.kind: StepKind | None = None
         self.passes = HostPasses(parts)
         self.program = self.passes.program
         self.engine = self.program.engine
@@ -284,7 +284,7 @@ def in_trainable_type(
         {n: weights[n] for n in names}, graph.dtype, {n: weights[n] for n in graph.running_statistics}
     )
     try:
-        HostStep(StepParts(graph, plain, trained, {}, OptimizerState(), batch=2, sparse=sparse))
+        HostStep(StepParts(graph, plain, trained, {}, OptimizerState(), batch_size=2, sparse=sparse))
     except Exception as error:
         if not sessions.not_implemented(error):
             raise

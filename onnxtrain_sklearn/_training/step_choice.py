@@ -18,7 +18,7 @@ from .device_step import DeviceStep
 from .history import History
 from .programs import COMPILED, PARALLEL_WORK, PassSize, is_supported
 from .rows_meet import where_rows_meet
-from .step import Choice, HostStep, TrainingStep
+from .step import HostStep, StepKind, TrainingStep
 from .step_parts import StepParts
 from .trainer import FullBatchTrainer, Trainer, TrainerSettings
 
@@ -63,12 +63,12 @@ class Situation:
         return not self.began_compiled and not pays(self.session_step.program.size, self.passes)
 
 
-ConditionalChoice: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
+StepKindRule: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
 
 # The first choice whose condition holds decides. The order saves time: first what needs no graph
 # of a session, then the graph is differentiated, which tells whether compiling pays; the compiler is loaded last, which
 # takes a tenth of a second.
-CHOICES: Sequence[ConditionalChoice] = (
+STEP_KINDS: Sequence[StepKindRule] = (
     (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
     (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),
     (lambda s: s.parts.settings.device.memory, DEVICE, ON_DEVICE, "the device has memory of its own"),
@@ -94,7 +94,7 @@ CHOICES: Sequence[ConditionalChoice] = (
 
 
 def new_step(parts: StepParts, passes: int = 0, *, compiled: bool = False) -> TrainingStep:
-    """Return the step that :data:`CHOICES` says; a graph that "auto" cannot compile is run by a session.
+    """Return the step that :data:`STEP_KINDS` says; a graph that "auto" cannot compile is run by a session.
 
     Parameters
     ----------
@@ -105,20 +105,20 @@ def new_step(parts: StepParts, passes: int = 0, *, compiled: bool = False) -> Tr
         Whether the training that goes on began with compiled passes.
     """
     situation = Situation(parts, passes, compiled)
-    choice = next(Choice(*row[1:]) for row in CHOICES if row[0](situation))
+    kind = next(StepKind(*row[1:]) for row in STEP_KINDS if row[0](situation))
     step: HostStep | DeviceStep
-    if choice.passes == DEVICE:
+    if kind.passes == DEVICE:
         step = DeviceStep(parts)
-    elif choice.passes == CODE:
+    elif kind.passes == CODE:
         try:
             step = HostStep(replace(parts, settings=replace(parts.settings, engine=COMPILED)))
         except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # of the graph, or of a broken llvmlite
             if parts.settings.engine == COMPILED:
                 raise
-            step, choice = situation.session_step, Choice(SESSION, ON_HOST, "the graph cannot be compiled")
+            step, kind = situation.session_step, StepKind(SESSION, ON_HOST, "the graph cannot be compiled")
     else:
         step = situation.session_step
-    step.choice = choice
+    step.kind = kind
     return step
 
 

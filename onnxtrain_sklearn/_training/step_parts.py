@@ -53,7 +53,7 @@ class StepSettings:
 
     Attributes
     ----------
-    n_outputs : int
+    n_scores : int
         Scores of a row; if several outputs are trained, the columns of their targets side by side.
     groups : tuple of int
         If a row has several labels, each with classes of its own: the number of classes of each. The scores of a label
@@ -65,7 +65,7 @@ class StepSettings:
     loss: Loss | TotalLoss
     task: Task
     link: Link
-    n_outputs: int
+    n_scores: int
     optimizer: BaseOptimizer
     alpha: float
     l1_ratio: float
@@ -114,7 +114,7 @@ class OutputLoss:
     name : str
         Name of the output, for messages.
     loss : Loss
-    task, link, n_outputs, groups
+    task, link, n_scores, groups
         As in :class:`StepSettings`.
     weight : float
         What the loss is multiplied by in the sum.
@@ -132,7 +132,7 @@ class OutputLoss:
     loss: Loss
     task: Task
     link: Link
-    n_outputs: int
+    n_scores: int
     groups: tuple[int, ...] = ()
     weight: float = 1.0
     positions: Positions | None = None
@@ -145,7 +145,7 @@ class OutputLoss:
         """Columns of its targets: class indices, or numbers."""
         if self.positions is not None:
             return math.prod(self.places)
-        return 1 if self.task == "multiclass" else self.n_outputs
+        return 1 if self.task == "multiclass" else self.n_scores
 
 
 def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
@@ -158,7 +158,7 @@ def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
         loss=one.loss,
         task=one.task,
         link=one.link,
-        n_outputs=one.n_outputs,
+        n_scores=one.n_scores,
         groups=one.groups,
         positions=positions,
         ignores=one.ignores,
@@ -220,7 +220,7 @@ class StepParts:
         Values of the parameters that are not trained.
     optimizer_state : OptimizerState
         Updated in place; slots that the optimizer needs are created where they are missing.
-    batch : int
+    batch_size : int
         Rows of a full minibatch.
     sparse : collection of str
         Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
@@ -231,7 +231,7 @@ class StepParts:
     parameters: FlatParameters
     frozen: Mapping[str, np.ndarray]
     optimizer_state: OptimizerState
-    batch: int
+    batch_size: int
     sparse: Collection[str] = ()
 
     @property

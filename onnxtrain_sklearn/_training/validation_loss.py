@@ -22,25 +22,25 @@ SCORED_PIECE = 8192
 class ScoreLoss:
     """Compute mean losses; ``settings`` are those of the training step, ``dtype`` is the type of the scores.
 
-    Where rows meet in the loss, it is the mean over minibatches of ``batch`` rows, the last of which may be shorter.
+    Where rows meet in the loss, it is the mean over minibatches of ``batch_size`` rows; the last one may be shorter.
 
     Attributes
     ----------
     rows_meet : bool
     """
 
-    def __init__(self, settings: StepSettings, dtype: DType, batch: int) -> None:
+    def __init__(self, settings: StepSettings, dtype: DType, batch_size: int) -> None:
         self._settings, self._dtype = settings, dtype
         require_separate_labels(settings, dtype)
         self.rows_meet = rows_meet_in_loss(settings, dtype)
-        self._rows = batch if self.rows_meet else SCORED_PIECE
+        self._rows = batch_size if self.rows_meet else SCORED_PIECE
         self._session: Any = None
         self._shape: tuple[int, ...] = ()
 
     def __call__(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> float:
         """Return the weighted mean loss; ``y`` holds class indices or numbers as they are trained."""
         settings, rows = self._settings, len(scores)
-        shape, dtype = target_layout(settings.task, settings.n_outputs, rows, self._dtype, settings.positions)
+        shape, dtype = target_layout(settings.task, settings.n_scores, rows, self._dtype, settings.positions)
         targets = y.reshape(shape).astype(dtype)
         weights = (np.ones(rows) if weights is None else weights).astype(self._dtype)
         size = min(rows, self._rows)

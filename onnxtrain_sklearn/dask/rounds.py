@@ -27,7 +27,7 @@ from .._estimators.fitted_state import FittedState
 from .._training.parameters import FlatParameters, state_slots
 from .._training.programs import COMPILED
 from .._training.rows_meet import where_rows_meet
-from .._training.step import Choice, TrainingStep
+from .._training.step import StepKind, TrainingStep
 from .._training.step_choice import new_step
 from .._training.step_parts import OptimizerState, Rates, StepParts, StepSettings
 from .._training.trainer import is_finite
@@ -87,7 +87,9 @@ class Job(NamedTuple):
         vars(twin).update(kept, **own, _state=state)
         if "class_weight" in kept:  # a worker sees one partition, so that it cannot balance classes
             twin.class_weight = stream.class_weight(estimator.class_weight)
-        content = cloudpickle.dumps((twin, replace(settings, seed=state.seed), step.batch, tuple(sparse), step.engine))
+        content = cloudpickle.dumps(
+            (twin, replace(settings, seed=state.seed), step.batch_size, tuple(sparse), step.engine)
+        )
         return cls(blake2b(content, digest_size=16).digest(), content)
 
     @contextmanager
@@ -105,11 +107,11 @@ class Job(NamedTuple):
                 _idle.popitem(last=False)
 
     def _prepare(self) -> Prepared:
-        estimator, settings, batch, sparse, engine = pickle.loads(self.content)
+        estimator, settings, batch_size, sparse, engine = pickle.loads(self.content)
         state: FittedState = estimator._state
         settings = replace(settings, device=state.device)
         parts = StepParts(
-            state.trained_form, settings, state.parameters, state.frozen, state.optimizer_state, batch, sparse
+            state.trained_form, settings, state.parameters, state.frozen, state.optimizer_state, batch_size, sparse
         )
         step = new_step(parts, compiled=engine == COMPILED)
         if step.engine != engine:
@@ -171,7 +173,7 @@ def train_shard(job: Job, shard: ShardState, segment: Segment, rates: Sequence[R
         step.reload()
         minibatches, after = _minibatches(prepared, segment, window)
         chosen = minibatches[segment.start * accumulate : segment.stop * accumulate]
-        for weight, loss in step.train(_Chosen(chosen, step.batch), iter(rates).__next__):
+        for weight, loss in step.train(_Chosen(chosen, step.batch_size), iter(rates).__next__):
             weights.append(weight)
             losses.append(loss)
             if not np.isfinite(loss):
@@ -343,7 +345,7 @@ class ClusterStep:
 
     Attributes
     ----------
-    parameters, optimizer_state, batch, engine, choice
+    parameters, optimizer_state, batch_size, engine, kind
         As in :class:`~.step.TrainingStep`; ``parameters`` are the common weights, ``optimizer_state`` is the mean of
         the shards.
     """
@@ -355,9 +357,9 @@ class ClusterStep:
     batches: ClusterBatches
     fitted: FittedState
     settings: StepSettings
-    batch: int
+    batch_size: int
     engine: str
-    choice: Choice | None
+    kind: StepKind | None
     job: Future
     windows: list[list[Future]]
     round: int = 0
@@ -541,4 +543,6 @@ def training_step(
             f"Persist the collection, or make its partitions from a fixed source."
         )
     batches.weight = None if batches.drop_last else sum(weight for _, weight in sizes)
-    return ClusterStep(cluster, averaging, batches, state, settings, step.batch, step.engine, step.choice, job, windows)
+    return ClusterStep(
+        cluster, averaging, batches, state, settings, step.batch_size, step.engine, step.kind, job, windows
+    )

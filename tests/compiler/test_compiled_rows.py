@@ -258,7 +258,7 @@ def graph_of(nodes):
 def test_sums_over_rows_that_occur(name):
     text, constants = graph_of(SUMS[name])
     graph = Bounded(text, constants, inputs_for(text, constants))
-    assert graph.code.batch == B
+    assert graph.code.batch_size == B
     graph.check()
 
 
@@ -268,7 +268,7 @@ def test_products(k, n, machine):
     nodes = SUMS["of products of matrices"]
     text = f"g (float[{B},{k}] x, float[{B},1] w, float[{k},{n}] p) => (float r) {{ {nodes} }}"
     graph = Bounded(text, {}, inputs_for(text, {}), machine)
-    assert graph.code.batch == B
+    assert graph.code.batch_size == B
     graph.check()
 
 
@@ -277,14 +277,14 @@ def test_sums_of_several_blocks(nodes):
     text = f"g (float[{B},500] x, float[{B},1] w) => (float r) {{ m = Mul(x, w) {nodes} }}"
     constants = {"shape": np.array([-1, 5]), "first": np.array([0])} if "shape" in nodes else {}
     graph = Bounded(text, constants, inputs_for(text, constants))
-    assert graph.code.batch == B
+    assert graph.code.batch_size == B
     graph.check()
 
 
 @pytest.mark.parametrize("name", MEETING)
 def test_rows_that_meet_are_not_bounded(name):
     text, constants = graph_of(MEETING[name])
-    assert Bounded(text, constants, inputs_for(text, constants)).code.batch == 0
+    assert Bounded(text, constants, inputs_for(text, constants)).code.batch_size == 0
 
 
 def test_a_sum_that_underflows_has_the_same_sign():
@@ -328,7 +328,7 @@ def test_random_graphs_of_padded_rows_have_the_bits_of_whole_ones(seed):
         text, constants = random_sums(rng)
         machine = str(rng.choice(["+avx512vl", "+avx2", "+neon", "+other"]))
         graph = Bounded(text, constants, inputs_for(text, constants), machine)
-        if graph.code.batch:
+        if graph.code.batch_size:
             bounded += 1
             graph.check()
     assert 6 < bounded < 28

@@ -175,7 +175,7 @@ def check_gradients(tuned: Any) -> None:
     """
     run, rng = tuned._state, np.random.default_rng(0)
     vector, step = run.parameters.vector, run.live.step
-    n, fitted = step.batch, run.parameters.vector.copy()
+    n, fitted = step.batch_size, run.parameters.vector.copy()
     origins = {origin.name: origin for origin in run.fitted.origins}
     for span in (run.parameters.span(name) for name, one in origins.items() if one.role.endswith("probabilities")):
         vector[span] = np.clip(vector[span], 0.1, 0.9)  # at 0 and 1 are kinks

@@ -54,7 +54,7 @@ def outcome(y, classes):
             found = class_targets(y, classes)
             known = None if found.classes is None else [np.asarray(one).tolist() for one in found.classes]
             kind = getattr(found.classes, "dtype", None)
-            result = [found.task, found.n_outputs, found.values.dtype, found.values.tolist(), known, kind]
+            result = [found.task, found.n_scores, found.values.dtype, found.values.tolist(), known, kind]
         except Exception as error:
             result = [type(error), str(error)]
     return result, [(w.category, str(w.message)) for w in caught]

@@ -21,18 +21,18 @@ def test_numbers_become_one_column(y):
     targets = regression_targets(y)
     assert_array_equal(targets.values, [[1.0], [2.0], [3.0]])
     assert targets.values.dtype == np.float64
-    assert (targets.task, targets.n_outputs, targets.classes, targets.stratify) == ("regression", 1, None, None)
+    assert (targets.task, targets.n_scores, targets.classes, targets.stratify) == ("regression", 1, None, None)
 
 
 def test_several_outputs_stay_columns():
     targets = regression_targets(np.arange(6).reshape(3, 2))
     assert_array_equal(targets.values, [[0, 1], [2, 3], [4, 5]])
-    assert targets.n_outputs == 2
+    assert targets.n_scores == 2
 
 
 def test_a_single_column_is_taken_with_a_warning():
     with pytest.warns(DataConversionWarning):
-        assert regression_targets([[1.0], [2.0]]).n_outputs == 1
+        assert regression_targets([[1.0], [2.0]]).n_scores == 1
 
 
 @pytest.mark.parametrize("y", [["a", "b"], [np.nan, 1], [np.inf, 1], np.zeros((2, 2, 2)), [1 + 1j, 2], []])
@@ -61,18 +61,18 @@ def test_two_classes_become_indices_for_one_score(y, classes):
     assert targets.values.tolist() == [1, 0, 1]
     assert targets.values.dtype == np.int64
     assert targets.classes.tolist() == classes
-    assert (targets.task, targets.n_outputs) == ("binary", 1)
+    assert (targets.task, targets.n_scores) == ("binary", 1)
     assert_array_equal(targets.stratify, targets.values)
 
 
 def test_several_classes_have_one_score_per_class():
     targets = class_targets(["c", "a", "b"], None)
-    assert (targets.task, targets.n_outputs, targets.values.tolist()) == ("multiclass", 3, [2, 0, 1])
+    assert (targets.task, targets.n_scores, targets.values.tolist()) == ("multiclass", 3, [2, 0, 1])
 
 
 def test_known_classes_decide_the_indices():
     targets = class_targets(["c", "c"], np.array(["a", "b", "c"]))
-    assert (targets.task, targets.n_outputs, targets.values.tolist()) == ("multiclass", 3, [2, 2])
+    assert (targets.task, targets.n_scores, targets.values.tolist()) == ("multiclass", 3, [2, 2])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_indicators_have_a_score_a_label(make):
     Y = np.array([[1, 0, 1], [0, 1, 1]])
     targets = class_targets(make(Y.tolist()) if make is list else make(Y), None)
     assert_array_equal(targets.values, Y)
-    assert (targets.task, targets.n_outputs, targets.stratify) == ("multilabel", 3, None)
+    assert (targets.task, targets.n_scores, targets.stratify) == ("multilabel", 3, None)
     assert_array_equal(targets.classes, [0, 1, 2])
     with pytest.raises(ValueError, match=r"y has 3 labels \(columns\), expected 2"):
         class_targets(make(Y.tolist()) if make is list else make(Y), np.arange(2))
@@ -140,7 +140,7 @@ def test_labels_of_several_classes_have_a_column_a_class():
     targets = class_targets([["a", "x"], ["b", "z"], ["a", "y"]], None)
     assert [known.tolist() for known in targets.classes] == [["a", "b"], ["x", "y", "z"]]
     assert targets.values.tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 0, 1], [1, 0, 0, 1, 0]]
-    assert (targets.task, targets.n_outputs, targets.stratify) == ("multioutput", 5, None)
+    assert (targets.task, targets.n_scores, targets.stratify) == ("multioutput", 5, None)
     assert labels_of(targets.values, targets.classes).tolist() == [["a", "x"], ["b", "z"], ["a", "y"]]
 
 

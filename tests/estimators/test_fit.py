@@ -93,9 +93,9 @@ def test_smaller_minibatches_are_not_padded_to_earlier_sizes():
     X, y = blobs()
     estimator = small(batch_size=100, warm_start=True).fit(X, y)
     estimator.set_params(batch_size=10).fit(X, y)
-    assert estimator._state.live.step.batch == 10
+    assert estimator._state.live.step.batch_size == 10
     estimator.set_params(batch_size=5).partial_fit(X, y)
-    assert estimator._state.live.step.batch == 5
+    assert estimator._state.live.step.batch_size == 5
 
 
 def test_a_full_batch_of_growing_variety_needs_no_new_session(monkeypatch):

@@ -24,7 +24,7 @@ def rows_computed(monkeypatch, fit):
     batches = []
 
     def counted(plain, step, *args):
-        batches.append(step.batch)
+        batches.append(step.batch_size)
         return plain(step, *args)
 
     wrap_passes(monkeypatch, counted)

@@ -22,7 +22,7 @@ from tests.helpers.environment import available_engines
 def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **settings):
     """A step for regression, unless the settings say otherwise."""
     model = trainable_model(load(proto), output)
-    defaults = {"loss": SquaredError(), "task": "regression", "link": "identity", "n_outputs": 1, "optimizer": SGD()}
+    defaults = {"loss": SquaredError(), "task": "regression", "link": "identity", "n_scores": 1, "optimizer": SGD()}
     defaults |= {"alpha": 0.0, "l1_ratio": 0.0, "max_grad_norm": None, "engine": available_engines()[0], "seed": 0}
     defaults |= {"device": devices.resolve_device(), "session_options": None}
     weights = model.weights()
@@ -35,7 +35,7 @@ def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **setting
 def fill(step, X, y, weights=None, column="X"):
     """Put rows into the buffers, padded as a minibatch is; return the sum of their weights."""
     weights = np.ones(len(X)) if weights is None else weights
-    buffers = step.buffers(step.batch)
+    buffers = step.buffers(step.batch_size)
     for buffer, rows in ((buffers.columns[column], X), (buffers.columns[TARGET], y)):
         buffer[: len(X)] = np.reshape(rows, (len(X), *buffer.shape[1:]))
         buffer[len(X) :] = buffer[0]
@@ -67,8 +67,8 @@ def mlp_weights():
 def new_like(step, **changes):
     """The same step with other settings, on the same rows."""
     names = step.parameters.names
-    other = new_step(mlp(), batch=step.batch, trainable=names, **changes)
-    buffers, like = step.buffers(step.batch), other.buffers(step.batch)
+    other = new_step(mlp(), batch=step.batch_size, trainable=names, **changes)
+    buffers, like = step.buffers(step.batch_size), other.buffers(step.batch_size)
     for name, column in buffers.columns.items():
         like.columns[name][...] = column
     like.sample_weight[...] = buffers.sample_weight

@@ -76,7 +76,7 @@ def test_other_sums_stay(body, column):
 @pytest.mark.parametrize("task", ["binary", "multiclass"])
 def test_slopes_of_the_log_loss_are_one_product(task):
     link, columns = {"binary": ("sigmoid", 1), "multiclass": ("softmax", 3)}[task]
-    given = {"loss": LogLoss(), "task": task, "link": link, "n_outputs": columns, "engine": "portable"}
+    given = {"loss": LogLoss(), "task": task, "link": link, "n_scores": columns, "engine": "portable"}
     step = new_step(mlp(activation="relu", n_outputs=columns), batch=8, **given)
     graph = onnx.load_from_string(step.program.graph).graph
     own = [node.op_type for node in graph.node if node.name.startswith("gradient/")]

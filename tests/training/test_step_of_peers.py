@@ -38,7 +38,7 @@ def assert_final(run, name, weights):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_are_those_of_pytorch(name, engine, torch_run):
     optimizer, rate = OPTIMIZERS[name]
-    settings = {"loss": LogLoss(), "task": "multiclass", "link": "softmax", "n_outputs": 3, "engine": engine}
+    settings = {"loss": LogLoss(), "task": "multiclass", "link": "softmax", "n_scores": 3, "engine": engine}
     step = new_step((DATA / "mlp.onnx").read_bytes(), batch=16, optimizer=optimizer, **settings)
     losses = []
     for i in range(20):
