@@ -3,6 +3,7 @@
 #   make quick           a case of every test, one proof of each gradient rule, no slow tests, in a minute and a half
 #   make test            ruff, mypy and the tests: each rule, loss, optimizer, schedule, converter and error once
 #   make test-all        what make test runs, the further cases of every matrix, and slow tests
+#   make modules         the modules of the package, each with its subject
 #   make prove OP=Resize the gradients of one operator against central differences, in all their forms
 #   make lint            ruff, mypy
 #   make test-dask       training on a Dask cluster, with workers that are killed; EXTRAS=portable,test,dask
@@ -69,12 +70,15 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-all test-dask prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links clean test-web
+.PHONY: help setup modules demo quick test test-all test-dask prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 setup: $(STAMP)
+
+modules:
+	@find onnxtrain_sklearn -name '*.py' | sort | while read -r file; do echo "$$file: $$(sed -n '1s/"""//gp' "$$file")"; done
 
 demo: $(STAMP)
 	$(BIN)/python -m onnxtrain_sklearn demo

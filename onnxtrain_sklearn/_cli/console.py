@@ -1,4 +1,4 @@
-"""Commands and the parts that they share: outcomes, output, ``--set NAME=VALUE``, files to write.
+"""Commands and the parts that they share: outcomes, output, ``--set NAME=VALUE``, files to write, progress.
 
 A module of this room defines a ``Command``: a function that adds its arguments, and one that runs it and returns an
 ``Outcome``. ``program`` prints the outcome by the ``Console``, as text or as JSON: results on stdout, progress,

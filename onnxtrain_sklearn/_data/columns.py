@@ -1,4 +1,4 @@
-"""The data of the graph's inputs, by name: arrays, data frames, sparse matrices, memory maps.
+"""The data of the graph's inputs, by name: arrays, frames, sparse matrices, memory maps; rows of them for minibatches.
 
 An :class:`InputData` is the data of one input. Its rows are gathered into a buffer in the graph's type; of a sparse
 matrix or a memory map, only these rows are made dense or read. The data are converted as a whole only if the copy is

@@ -1,4 +1,4 @@
-"""Draw a graph as SVG, in layers.
+"""Draw a graph as SVG, in layers: places, colors and texts of its nodes.
 
 :class:`BoxLayout` places the boxes and edges, and :func:`graph_svg` draws them. Browsers and notebooks show the result
 without a library.

@@ -1,4 +1,4 @@
-"""Parameters as named views of one vector: their selection, groups and segments.
+"""Parameters as named views of one vector: their selection, groups and segments, and which of them are penalized.
 
 A parameter is a view into the vectors: sessions read and write the views, optimizers the whole vectors. Parameters of
 rank two and more come first, so that the penalized ones are one slice. Running statistics, which training updates

@@ -1,4 +1,4 @@
-"""Gradient rules of convolutions and pooling, for any windows.
+"""Gradient rules of convolutions and pooling, for windows of any sizes, strides and paddings.
 
 The gradient with respect to the input of a convolution is a transposed convolution without padding. Its result is
 cropped or padded to the shape of the input: windows may leave elements at the end unread, or extend beyond the padding.

@@ -1,4 +1,4 @@
-"""Gradient rules of operators that move elements: in whole blocks, or to and from indices.
+"""Gradient rules of operators that move elements (Transpose, Concat), also by indices (Gather, Scatter).
 
 Where the inverse is an operator of its own (Pad for Slice, SpaceToDepth for DepthToSpace), a rule emits that. For any
 other settings it applies the operator to the flat positions of the elements, and scatters the cotangent to them. The
