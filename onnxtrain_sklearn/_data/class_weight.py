@@ -36,6 +36,31 @@ def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight:
     return weights
 
 
+def weighted_shares(
+    targets: Targets, sums: np.ndarray | None, sample_weight: ArrayLike | None, class_weight: ClassWeight
+) -> tuple[Targets, np.ndarray | None]:
+    """Return soft targets and the weights of rows, None if all are one; ``sums`` multiply the weights, if not None.
+
+    The result is that of rows which repeat each class, weighted by its share: the weights of classes change the shares
+    of a row, and its weight.
+    """
+    if sample_weight is None and class_weight is None and sums is None:
+        return targets, None
+    weights = checked_weights(sample_weight, len(targets.values)) * (1.0 if sums is None else sums)
+    if class_weight is not None:
+        if isinstance(class_weight, str) and class_weight == "balanced":
+            own = balanced_weights(weights @ targets.values, float(weights.sum()))
+        else:
+            own = weights_of_classes(class_weight, targets.classes, np.zeros(0, np.int64), weights)
+        shares = targets.values * own
+        factors = shares.sum(axis=1)
+        shares = np.where(factors[:, None] > 0, shares, targets.values)
+        targets = replace(targets, values=shares / shares.sum(axis=1, keepdims=True))
+        weights = weights * factors
+    require_usable_weights(weights)
+    return targets, weights
+
+
 def weighted_positions(
     targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight
 ) -> tuple[Targets, np.ndarray | None]:

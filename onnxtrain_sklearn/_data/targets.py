@@ -55,6 +55,8 @@ class Targets:
     counts : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
         True for labels that count; None if all do. A label that does not count has the value -1 if rows have several
         labels, and an arbitrary value if they have one.
+    soft : bool
+        True if ``values`` are the shares of the classes in each row, (n_samples, n_classes) of float.
     """
 
     values: np.ndarray
@@ -64,6 +66,7 @@ class Targets:
     row_shape: tuple[int, ...] = ()
     label_weights: np.ndarray | None = None
     counts: np.ndarray | None = None
+    soft: bool = False
 
     def take(self, rows: np.ndarray) -> Targets:
         """Return the targets of some rows."""
@@ -83,7 +86,8 @@ class Targets:
     @property
     def stratify(self) -> np.ndarray | None:
         """Labels whose proportions a split preserves; None if there are no such labels."""
-        return self.values if self.task in ("binary", "multiclass") and not self.has_positions else None
+        one_label = self.task in ("binary", "multiclass") and not self.has_positions and not self.soft
+        return self.values if one_label else None
 
 
 def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
@@ -120,6 +124,11 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
         if getattr(getattr(y, "dtype", None), "kind", "") == "f":
             assert_all_finite(y, input_name="y")
         kind = type_of_target(y, input_name="y")
+        if kind == "continuous-multioutput":
+            raise ValueError(
+                "Unknown label type: continuous-multioutput. If the columns of y are the probabilities of the classes, "
+                "set loss=LogLoss(targets='probabilities'); numbers are for OrtGradientRegressor."
+            )
         if kind not in ("binary", "multiclass"):
             check_classification_targets(y)  # only now, because it determines the kind again, which takes time
         if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
@@ -141,6 +150,49 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
                 raise ValueError(f"y has {values.shape[1]} labels (columns), expected {len(classes)}.")
             return Targets(values.astype(np.float64), "multilabel", values.shape[1], np.arange(values.shape[1]))
         return _label_targets(column_or_1d(y, warn=True), classes)
+
+
+SUM_TOLERANCE = 1e-3
+"""Largest difference from one of the sum of the probabilities of a row, which rounding explains."""
+
+
+def soft_targets(y: ArrayLike | SparseLike, classes: Classes, kind: str) -> tuple[Targets, np.ndarray]:
+    """Return the shares of the classes in each row, and the sums of the rows; ``kind``: "probabilities" or "counts"."""
+    require_unmasked(y, "y")
+    if not sp.issparse(y):
+        require_present(y)
+    dense: Any = y.toarray() if hasattr(y, "toarray") else y
+    values = np.asarray(check_array(dense, dtype=np.float64, ensure_2d=False, allow_nd=True, input_name="y"))
+    if values.ndim != 2 or values.shape[1] < 2:
+        raise ValueError(
+            f"targets={kind!r} needs a column of y for each class, (n_samples, n_classes), got shape {values.shape}. "
+            f"One label a row needs a loss with targets='labels', the default."
+        )
+    known = np.arange(values.shape[1]) if classes is None else classes
+    if isinstance(known, list) or known.shape != values.shape[1:]:
+        raise ValueError(f"y has {values.shape[1]} columns of {kind}, expected one for each of {len(known)} classes.")
+    if (negative := np.count_nonzero(values < 0)) > 0:
+        raise ValueError(f"{kind} in y must not be negative, got {negative} below zero, the smallest {values.min()}.")
+    sums = values.sum(axis=1)
+    if kind == "probabilities" and (wrong := np.abs(sums - 1) > SUM_TOLERANCE).any():
+        raise ValueError(
+            f"The probabilities in a row of y must sum to one, but {np.count_nonzero(wrong)} of {len(sums)} rows do "
+            f"not; row {wrong.argmax()} sums to {sums[wrong.argmax()]:.6g}. Divide rows by their sums, or take "
+            f"targets='counts', by which a row weighs as much as its sum."
+        )
+    # A row without observations has an even share of each class, and weight zero.
+    shares = np.where(sums[:, None] > 0, values, 1.0)
+    shares /= shares.sum(axis=1, keepdims=True)
+    many = len(known) > 2
+    task: Task = "multiclass" if many else "binary"
+    return Targets(shares, task, len(known) if many else 1, known, soft=True), sums
+
+
+def soft_accuracy(targets: Targets, predicted: np.ndarray, weights: np.ndarray | None) -> float:
+    """Return the mean share of the predicted class: the accuracy of rows that repeat each class by its share."""
+    assert isinstance(targets.classes, np.ndarray)
+    places = np.searchsorted(targets.classes, predicted.astype(targets.classes.dtype))
+    return float(np.average(np.take_along_axis(targets.values, places[:, None], axis=1)[:, 0], weights=weights))
 
 
 def _plain_labels(y: object) -> np.ndarray | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from .outputs import (
     OutputTask,
     known_classes,
     require_probabilities,
+    weighted_targets,
 )
 from .parameters import CLASSIFIER, attributes
 from .predict import (
@@ -109,7 +110,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ----------
         X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old : array-like
             As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels, or names their column: one a row, several a
-            row, or one at each position of a row, (n_samples, ...), for which the graph has scores.
+            row, or one at each position of a row, (n_samples, ...), for which the graph has scores. If the loss
+            declares it (``LogLoss(targets="probabilities")`` or "counts"), soft labels: a column for each class.
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels, if ``y`` lacks some: for example, a graph with ten scores is trained on rows of four classes.
             The scores belong to the labels in sorted order. None: the labels in ``y``.
@@ -300,12 +302,20 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         -------
         float
             The fraction of rows whose label is right; with several labels per row, all of them must be. With a label at
-            each position of a row, the fraction of the labels that are right. Labels to ignore do not count.
+            each position of a row, the fraction of the labels that are right. Labels to ignore do not count. If ``y``
+            holds soft labels, as in :meth:`fit`, the mean share of the predicted class.
         """
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
         y = scored_targets(self, y, sample_weight)
         predicted = self.predict(X)  # raises if it is not fitted
+        output_task = self._output_task()
+        if output_task.label_kind != "labels" and np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            targets, weights = weighted_targets(
+                replace(output_task, class_weight=None), len(predicted), y, sample_weight, self.classes_, None,
+                at_positions=False,
+            )  # fmt: skip
+            return output_task.score(predicted, targets, weights)
         if self._state.decoding.positions is None:
             y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)
         if has_one_label(self._state.decoding):
@@ -383,4 +393,5 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
 def _known_classes(estimator: BaseOrtGradient, classes: ArrayLike | None, earlier: Classes) -> Classes:
     is_graph = resolve_builder(estimator.model) is None and not is_estimator(bare_model(estimator.model))
-    return known_classes(classes, earlier, of_given_graph=is_graph)
+    is_soft = estimator._output_task().label_kind != "labels"
+    return known_classes(classes, earlier, of_columns=is_graph or is_soft)

@@ -183,6 +183,7 @@ class TrainingConfig:
             link=decoding.link,
             n_scores=decoding.n_scores,
             groups=decoding.groups,
+            soft=decoding.soft,
             positions=positions,
             optimizer=rule_of(optimizer),
             alpha=self.alpha or 0.0,

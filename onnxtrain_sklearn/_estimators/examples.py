@@ -23,7 +23,7 @@ from .._data.targets import (
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, encoded_inputs, table_columns
 from .._model.trainable import TensorSpec, TrainableModel
 from .._pretrained.ml_files import FittedFile
-from .._training.loss_graph import TARGET, target_layout
+from .._training.loss_graph import TARGET, as_target
 from .._utils.typing import MatrixLike
 from ..models import keywords_of, resolve_builder
 from ..models.given import bare_model
@@ -53,7 +53,10 @@ def training_examples(
         convert = partial(graph_inputs, estimator, specs=specs, fitted=fitted, reset=reset)
         columns = call.stream.converted(call.X, convert)
     columns = columns if fitted is None else encoded_inputs(columns, fitted, specs)
-    known = call.classes if fitted is None else fitted.known_classes(call.classes, call.y)
+    if fitted is None:
+        known = call.classes
+    else:
+        known = fitted.known_classes(call.classes, call.y if output_task.label_kind == "labels" else None)
     if known is None and call.stream is not None and not call.one_epoch:
         known = call.stream.classes  # call.y is a sample, which may lack some
     # An earlier call or a fitted model tells whether y has labels at positions; without them, y and the graph do.
@@ -110,10 +113,9 @@ def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputDa
 
     ``examples`` come scaled already (:func:`scaled`).
     """
-    values = examples.targets.values
-    positions, number_type = trained_positions(state.decoding, examples.targets), state.parameters.buffer.dtype
-    shape, dtype = target_layout(state.decoding.task, state.decoding.n_scores, len(values), number_type, positions)
-    return {**examples.columns, TARGET: InputData(values.reshape(shape), dtype)}
+    positions = trained_positions(state.decoding, examples.targets)
+    found = as_target(state.decoding, examples.targets.values, state.parameters.buffer.dtype, positions)
+    return {**examples.columns, TARGET: InputData(*found)}
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:

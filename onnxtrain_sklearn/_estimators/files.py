@@ -73,6 +73,8 @@ def exported_training(
     """Return the training that training graphs go on with, as ``partial_fit`` would."""
     outputs: tuple[ExportedOutput, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
+    if state.decoding.soft:
+        raise ModelError("Training graphs take one label a row, not soft labels: train with them in Python.")
     loss: Loss | TotalLoss = (
         loss_of(estimator._output_task(), state.fitted, state.graph)
         if not outputs
@@ -378,9 +380,9 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
         raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
     if state.trained_form.running_statistics:
         raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
-    if state.decoding.groups or state.decoding.positions or state.trained_form.link == "votes":
+    if state.decoding.soft or state.decoding.groups or state.decoding.positions or state.trained_form.link == "votes":
         raise ModelError(
-            "The files for devices take one label a row, or indicators, and no scores of pairs of classes."
+            "The files for devices take one label a row, or indicators: no soft labels, no scores of pairs of classes."
         )
     loss = loss_of(estimator._output_task(), state.fitted, state.graph)
     names = {value.name for value in state.trained_form.model.graph.initializers.values()}

@@ -16,7 +16,14 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
-from .._data.class_weight import given_weights, row_weights, weighted_positions, weights_of_classes, weights_of_counted
+from .._data.class_weight import (
+    given_weights,
+    row_weights,
+    weighted_positions,
+    weighted_shares,
+    weights_of_classes,
+    weights_of_counted,
+)
 from .._data.held_out import accuracy, r2_of_rows
 from .._data.targets import (
     Classes,
@@ -32,6 +39,8 @@ from .._data.targets import (
     require_labels,
     require_sorted,
     rows_with_labels,
+    soft_accuracy,
+    soft_targets,
     sorted_classes,
     validation_accuracy,
 )
@@ -53,8 +62,9 @@ from .._training.loss_graph import n_classes_of
 from .._training.step_parts import StepSettings, TrainedPositions
 from .._utils.cache import with_attributes
 from .._utils.typing import ClassWeight
-from ..exceptions import warn
+from ..exceptions import ModelError, warn
 from ..losses import LOSSES, Loss, resolve_loss
+from ..losses.base import LabelKind
 from ..models.given import bare_model
 from .call import Examples, FitContext
 from .fitted_state import Columns, FittedState
@@ -90,6 +100,11 @@ class OutputTask(ABC):
     default_loss: ClassVar[str]
     """The default loss: with a fitted model, the loss of that model replaces it."""
 
+    @property
+    def label_kind(self) -> LabelKind:
+        """The content of ``y``, which the loss declares: labels, or shares of the classes."""
+        return self.loss.targets if isinstance(self.loss, Loss) and self.classifies else "labels"
+
     @abstractmethod
     def encode(self, y: ArrayLike, classes: Classes) -> Targets:
         """Return the targets as numbers; ``classes`` are the classes already known."""
@@ -120,6 +135,8 @@ class LabelTask(OutputTask):
     def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         """Return the accuracy on validation rows, whose targets are class indices."""
         truth = targets.values
+        if targets.soft:
+            return soft_accuracy(targets, predicted, weights)
         if targets.has_positions:
             return validation_accuracy(predicted, targets, weights)
         if targets.lacks_labels:
@@ -198,14 +215,17 @@ def weighted_targets(
 
     Targets must match ``decoding``, the decoding of the first call; it is None in the first call itself.
     """
+    kind = output_task.label_kind
+    if kind != "labels":
+        targets, sums = soft_targets(y, classes, kind)
+        _require_rows(n_rows, targets)
+        counts = sums if kind == "counts" else None
+        return weighted_shares(targets, counts, sample_weight, output_task.class_weight)
     has_positions = at_positions or (decoding is not None and decoding.positions is not None)
     targets = (
         position_targets(y, classes, output_task.ignore_label) if has_positions else output_task.encode(y, classes)
     )
-    if n_rows != len(targets.values):
-        raise ValueError(
-            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {len(targets.values)}."
-        )
+    _require_rows(n_rows, targets)
     if has_positions:
         return weighted_positions(targets, sample_weight, output_task.class_weight)
 
@@ -223,15 +243,23 @@ def weighted_targets(
     return targets, row_weights(sample_weight, targets, output_task.class_weight)
 
 
-def known_classes(classes: Any, earlier: Classes, *, of_given_graph: bool) -> Classes:
+def _require_rows(n_rows: int, targets: Targets) -> None:
+    if n_rows != len(targets.values):
+        raise ValueError(
+            f"Found input variables with inconsistent numbers of samples: X has {n_rows}, y has {len(targets.values)}."
+        )
+
+
+def known_classes(classes: Any, earlier: Classes, *, of_columns: bool) -> Classes:
     """Return the classes that the user names, sorted, or those of an ``earlier`` call, to which they must be equal.
 
-    The columns of a given graph belong to the classes in sorted order, so the user must name them in that order.
+    The columns of a given graph, and those of soft labels (``of_columns``), belong to the classes in sorted order, so
+    the user must name them in that order.
     """
     if classes is None:
         return earlier
     found = sorted_classes(classes)
-    if of_given_graph:
+    if of_columns:
         require_sorted(classes, found)
     if earlier is not None and listed(found) != listed(earlier):
         raise ValueError(f"classes={listed(found)} is not the same as on the last call, {listed(earlier)}.")
@@ -241,8 +269,10 @@ def known_classes(classes: Any, earlier: Classes, *, of_given_graph: bool) -> Cl
 def require_known_labels(output_task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
     """Raise at the first ``partial_fit`` if the labels of later calls are unknown.
 
-    They are known from ``classes``, or if y is an indicator matrix, which has a column for each label.
+    They are known from ``classes``, or if y is an indicator matrix or soft, with a column for each label.
     """
+    if output_task.label_kind != "labels":
+        return
     found = None if at_positions else ignored_in(y, output_task.ignore_label)
     if found is not None and classes is None and found[1].any():
         y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
@@ -273,6 +303,13 @@ def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: Ar
     labels of a row, depending on the axes of the scores.
     """
     if not output_task.classifies or sp.issparse(y):
+        return False
+    if output_task.label_kind != "labels":
+        if output_task.class_axis != "auto":
+            raise ValueError(
+                f"class_axis={output_task.class_axis} is for labels at positions, and the loss takes "
+                f"{output_task.label_kind} of one label a row."
+            )
         return False
     if output_task.class_axis != "auto":
         return True
@@ -481,9 +518,15 @@ def decoding_for(
         graph = graph if graph.link == link else graph.ignoring_activation()
         return graph, Decoding(task, link, n_scores, row_shape=targets.row_shape)
     if of_pairs:
+        if targets.soft:
+            raise ModelError(
+                "The graph votes for pairs of classes, which are trained on the rows of their two classes alone, and "
+                "the rows of soft labels have shares of all: take one label a row."
+            )
         return graph, Decoding(task, "identity", n_scores, targets.classes)
+    more: Any = {"positions": positions, "soft": targets.soft}
     if graph.link not in ("sigmoid", "softmax"):
-        return graph.ignoring_activation(), Decoding(task, link, n_scores, targets.classes, positions=positions)
+        return graph.ignoring_activation(), Decoding(task, link, n_scores, targets.classes, **more)
     if task == "multioutput":
         raise ValueError(
             f"The graph ends in a {graph.link}, which cannot model several labels of several classes each; let it end "
@@ -495,7 +538,7 @@ def decoding_for(
         )
     # A likelihood loss takes the link that the graph has; a hinge loss keeps its own, the identity.
     link = graph.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
-    return graph, Decoding(task, link, n_scores, targets.classes, positions=positions)
+    return graph, Decoding(task, link, n_scores, targets.classes, **more)
 
 
 def _trained_task(targets: Targets, n_scores: int) -> Task:

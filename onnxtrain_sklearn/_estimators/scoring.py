@@ -448,6 +448,11 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
                 f"scikit-learn's scorers take one. Got {scoring!r}."
             )
         return scorer_of(estimator, scoring, state, (X, y, None), LiveOutputs(state, X, scored.live, scored.rows))
+    if targets.soft and isinstance(scoring, str):
+        raise ValueError(
+            f"scoring={scoring!r}: scikit-learn's scorers take one label a row, and y holds soft labels. Take None, "
+            f"'accuracy' (the mean share of the predicted class), or a function (estimator, X, y) -> float."
+        )
     if targets.row_shape and isinstance(scoring, str):
         scoring = FlatScorer(estimator, scoring, targets, weights)
     if isinstance(scoring, str) and targets.lacks_labels:

@@ -334,6 +334,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: Fit
 
 def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> None:
     """Raise for settings that need all rows in memory."""
+    require_hard_labels(estimator._output_task(), "A table of more than buffer_rows trains")
     name = None
     if not config.optimizer.takes_minibatches:
         name = type(config.optimizer).__name__
@@ -345,6 +346,15 @@ def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> N
         raise ValueError(
             f"{name} takes all rows at once, and the table has more than buffer_rows. Give arrays, or a RowBlocks "
             f"whose buffer holds all rows."
+        )
+
+
+def require_hard_labels(output_task: OutputTask, subject: str) -> None:
+    """Raise if ``y`` holds soft labels; ``subject`` begins the sentence about what works with labels alone."""
+    if output_task.label_kind != "labels":
+        raise ValueError(
+            f"{subject} on one label a row, not on soft labels (targets={output_task.label_kind!r}): give arrays that "
+            f"fit into memory to OrtGradientClassifier, or one part at a time to its partial_fit."
         )
 
 
@@ -660,7 +670,9 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
         y, sample_weight = _named_columns(y, sample_weight)
     if isinstance(X, RowBlocks):
         y, sample_weight = X.target, X.sample_weight
-    score = _accuracy if estimator._batching().output_task.classifies else _r2
+    output_task = estimator._batching().output_task
+    require_hard_labels(output_task, "Scores of a table are computed")
+    score = _accuracy if output_task.classifies else _r2
     with _opened_batches(estimator, "predict", X, y, sample_weight, scored=True) as batches:
         return score(estimator, batches)
 

@@ -168,9 +168,8 @@ def _graph_digest(state: FittedState) -> str:
                 one.ClearField(field)
     hasher = blake2b(proto.SerializeToString(deterministic=True), digest_size=16)
     for decoding in (state.decoding, *state.decoding.parts):
-        hasher.update(
-            repr((decoding.task, decoding.link, decoding.n_scores, decoding.row_shape, decoding.positions)).encode()
-        )
+        facts = (decoding.task, decoding.link, decoding.n_scores, decoding.row_shape, decoding.positions)
+        hasher.update(repr((*facts, "soft") if decoding.soft else facts).encode())
     layout = [(name, view.shape) for name, view in state.parameters.views().items()]
     hasher.update(repr((layout, str(state.parameters.buffer.dtype))).encode())
     hasher.update(digest({name: state.frozen[name] for name in sorted(state.frozen)}))

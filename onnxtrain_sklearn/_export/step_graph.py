@@ -597,7 +597,7 @@ def _targets_of_outputs(
     values = []
     for one in (output.loss for output in outputs):
         places = None if one.positions is None else TrainedPositions(one.positions, one.places, one.label_weights)
-        shape, kind = target_layout(one.task, one.n_scores, batch_size, op.dtype.numpy(), places)
+        shape, kind = target_layout(one, batch_size, op.dtype.numpy(), places)
         values.append(_add_input(op, f"y/{one.name}", ir.DataType.from_numpy(kind), shape))
     factors = [_add_input(op, f"target_weight/{one.loss.name}", op.dtype, (batch_size,)) for one in outputs]
     columns = [

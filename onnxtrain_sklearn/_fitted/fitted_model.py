@@ -102,11 +102,12 @@ class FittedModel:
     table: Table | None = None
     parts: TablePipeline | None = None
 
-    def known_classes(self, classes: ArrayLike | list[np.ndarray] | None, y: ArrayLike) -> Any:
-        """Return the labels that rows may have; ``classes`` and ``y`` must fit the model."""
+    def known_classes(self, classes: ArrayLike | list[np.ndarray] | None, y: ArrayLike | None) -> Any:
+        """Return the labels that rows may have; ``classes`` and the labels ``y`` must fit the model."""
         if self.classes is None:
             return classes
-        self._require_labels(_shape(y))
+        if y is not None:
+            self._require_labels(_shape(y))
         given, known = listed(classes), listed(self.classes)
         if classes is not None and given != known:
             raise ValueError(

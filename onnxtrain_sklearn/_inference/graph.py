@@ -76,6 +76,8 @@ class Decoding:
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
         For a classifier with a label at each position of a row; ``n_scores`` counts the scores of one position.
+    soft : bool
+        For a classifier trained on the shares of the classes in each row, not on labels.
     parts : tuple of Decoding
         The decodings of a graph with several outputs; ``n_scores`` are then the columns of all targets.
     """
@@ -88,6 +90,7 @@ class Decoding:
     target_range: TargetRange | None = None
     row_shape: tuple[int, ...] = ()
     positions: Positions | None = None
+    soft: bool = False
     parts: tuple[Decoding, ...] = ()
 
     @property

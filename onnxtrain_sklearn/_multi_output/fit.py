@@ -283,6 +283,11 @@ def output_tasks_of(estimator: Any) -> dict[str, OutputTask]:
             single = _single(estimator, output, loss)
             check_estimator_parameters(single)
             found[output] = single._output_task()
+            if (kind := found[output].label_kind) != "labels":
+                raise ValueError(
+                    f"loss={loss!r} takes soft labels (targets={kind!r}), which OrtGradientClassifier trains, on one "
+                    f"output. Give labels, and a loss of them."
+                )
     return found
 
 
@@ -416,7 +421,7 @@ def several_examples(
             at_positions = decoding is None and takes_positions(output_task, view, y[name])
             if call.one_epoch and decoding is None:
                 require_known_labels(output_task, y[name], classes, at_positions=at_positions)
-            classes = known_classes(classes, None if decoding is None else decoding.classes, of_given_graph=True)
+            classes = known_classes(classes, None if decoding is None else decoding.classes, of_columns=True)
             found.append(
                 _targets_of_output(
                     output_task,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -61,7 +61,7 @@ def training_graph(
     swap_initializers(ir_graph, frozen)
     scores = next(v for v in ir_graph.outputs if v.name == graph.scores)
     op = GraphBuilder(ir_graph, dtype=ir_type(graph.dtype), prefix="onnxtrain")
-    shape, y_dtype = target_layout(settings.task, settings.n_scores, batch_size, graph.dtype, settings.positions)
+    shape, y_dtype = target_layout(settings, batch_size, graph.dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), shape)
     weights = ir.val(WEIGHT, ir_type(graph.dtype), (batch_size, 1) if normalized else (batch_size,))
     ir_graph.inputs.extend([y, weights])
@@ -78,7 +78,7 @@ def training_graph(
     else:
         # The mean over the members of their losses: each member sees every row, with its weight.
         columns = rows_of_members(op, scores, graph.members, settings.n_scores, batch_size)
-        width = None if settings.task == "multiclass" else settings.n_scores
+        width = None if settings.task == "multiclass" and not settings.soft else settings.n_scores
         y = repeated_rows(op, y, graph.members, width)
         every_weight = repeated_rows(op, sample_weight, graph.members, None)
         loss = _mean_loss(op, settings, columns, y, every_weight, of_pairs=False)
@@ -102,9 +102,10 @@ def _mean_loss(
             op, settings.loss, scores=scores, y=y, sample_weight=sample_weight, n_classes=classes
         )
     loss: RowLoss = settings.loss
-    if settings.task == "multiclass" and settings.link == "softmax" and takes_labels(settings.loss, settings.n_scores):
+    of_indices = settings.task == "multiclass" and not settings.soft
+    if of_indices and settings.link == "softmax" and takes_labels(settings.loss, settings.n_scores):
         loss = LossOfLabels(settings.loss)
-    elif settings.task == "multiclass":
+    elif of_indices:
         y = one_hot(op, y, settings.n_scores, op.dtype, ignores=settings.positions is not None)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
     return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups, ignores=settings.ignores)
@@ -139,7 +140,7 @@ def score_loss_graph(
     """Return the graph of the mean loss of scores of a ``shape``, with the classes last, beside target and weights."""
     batch_size, kind = shape[0], ir_type(dtype)
     scores, sample_weight = ir.val("scores", kind, shape), ir.val(WEIGHT, kind, (batch_size,))
-    y_shape, y_dtype = target_layout(settings.task, settings.n_scores, batch_size, dtype, settings.positions)
+    y_shape, y_dtype = target_layout(settings, batch_size, dtype, settings.positions)
     y = ir.val(TARGET, ir.DataType.from_numpy(np.dtype(y_dtype)), y_shape)
     op = new_graph([scores, y, sample_weight], kind, "onnxtrain")
     if settings.positions is None:
@@ -158,15 +159,38 @@ def n_classes_of(pairs: int) -> int:
     return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
+class TargetForm(Protocol):
+    """A decoding, or the settings of a step: what determines the layout of the target."""
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def n_scores(self) -> int: ...
+
+    @property
+    def soft(self) -> bool: ...
+
+
 def target_layout(
-    task: Task, n_scores: int, rows: int, dtype: DType, positions: TrainedPositions | None
+    form: TargetForm, rows: int, dtype: DType, positions: TrainedPositions | None
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and type of the target for ``rows`` rows: class indices, or one number per score."""
     if positions is not None:
         return (rows, math.prod(positions.shape)), np.dtype(np.int64)
-    if task == "multiclass":
+    if form.task == "multiclass" and not form.soft:
         return (rows,), np.dtype(np.int64)
-    return (rows, n_scores), dtype
+    return (rows, form.n_scores), dtype
+
+
+def as_target(
+    form: TargetForm, values: np.ndarray, dtype: DType, positions: TrainedPositions | None
+) -> tuple[np.ndarray, np.dtype[Any]]:
+    """Return encoded targets in the shape in which a step reads them, and the type that it reads them as."""
+    shape, kind = target_layout(form, len(values), dtype, positions)
+    if form.soft and form.task == "binary":  # a single score: the share of the second class
+        values = values[:, 1]
+    return values.reshape(shape), kind
 
 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:

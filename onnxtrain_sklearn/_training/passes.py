@@ -107,7 +107,7 @@ def pass_graph(parts: PassParts, *, first: bool) -> PassGraph:
             )
         if spec.name not in sparse:
             columns[spec.name] = np.zeros((batch_size, *(d for d in spec.shape[1:] if d is not None)), spec.dtype)
-    layout = target_layout(settings.task, settings.n_scores, batch_size, dtype, settings.positions)
+    layout = target_layout(settings, batch_size, dtype, settings.positions)
     columns[TARGET] = np.zeros(*layout)
     buffers = BatchBuffers(columns, np.ones(batch_size, dtype), sparse)
     return PassGraph(parts, program, buffers, uniform)

@@ -331,7 +331,7 @@ def _losses_meet_in_trial(
 
     def draw(trial: int, rows: int) -> dict[str, np.ndarray]:
         rng = np.random.RandomState(trial)
-        shape, kind = target_layout(settings.task, settings.n_scores, rows, dtype, settings.positions)
+        shape, kind = target_layout(settings, rows, dtype, settings.positions)
         scores = graphs[rows][0].graph.inputs[0]
         given = numbers_of_type(rng, np.dtype(dtype), tuple(int(str(d)) for d in scores.shape or ()), 0)
         # Targets: classes, indicators, or numbers, which are 0 and 1 in some trials.

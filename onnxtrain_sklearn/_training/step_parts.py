@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -60,6 +60,8 @@ class StepSettings:
         lie side by side.
     ignores : bool
         Whether a row may have several labels of which some do not count (target -1).
+    soft : bool
+        Whether the targets of a classifier are the shares of the classes in each row.
     """
 
     loss: Loss | TotalLoss
@@ -83,6 +85,7 @@ class StepSettings:
     ignores: bool = False
     checkpoint_activations: bool = False
     lazy_rows: bool = False
+    soft: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class OutputLoss:
     places: tuple[int, ...] = ()
     label_weights: tuple[float, ...] = ()
     ignores: bool = False
+    soft: ClassVar[bool] = False
 
     @property
     def width(self) -> int:
@@ -162,6 +166,7 @@ def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
         groups=one.groups,
         positions=positions,
         ignores=one.ignores,
+        soft=False,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from .._ir.protobuf import to_proto
 from .._ort import devices, sessions
 from .._utils.typing import DType
-from .loss_graph import LOSS, TARGET, WEIGHT, score_loss_graph, target_layout
+from .loss_graph import LOSS, TARGET, WEIGHT, as_target, score_loss_graph
 from .rows_meet import require_separate_labels, rows_meet_in_loss
 from .step_parts import StepSettings
 
@@ -40,8 +40,8 @@ class ScoreLoss:
     def __call__(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> float:
         """Return the weighted mean loss; ``y`` holds class indices or numbers as they are trained."""
         settings, rows = self._settings, len(scores)
-        shape, dtype = target_layout(settings.task, settings.n_scores, rows, self._dtype, settings.positions)
-        targets = y.reshape(shape).astype(dtype)
+        values, dtype = as_target(settings, y, self._dtype, settings.positions)
+        targets = values.astype(dtype)
         weights = (np.ones(rows) if weights is None else weights).astype(self._dtype)
         size = min(rows, self._rows)
         self._prepare((size, *scores.shape[1:]))

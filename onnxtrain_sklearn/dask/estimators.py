@@ -24,7 +24,7 @@ from .._estimators.outputs import known_classes, require_probabilities
 from .._estimators.parameters import SET, attributes
 from .._estimators.pickling import cloned
 from .._estimators.regressor import OrtGradientRegressor
-from .._estimators.streams import joined_parts
+from .._estimators.streams import joined_parts, require_hard_labels
 from .._utils.params import POSITIVE, Instance, Parameter, check_parameters, declare, documented
 from .._utils.typing import MatrixLike
 from ..callbacks.checkpoint import Checkpoint
@@ -112,7 +112,7 @@ is an error after 20 seconds anyway.""", (POSITIVE, None)))
         known = None
         if task.classifies:
             is_graph = resolve_builder(local.model) is None and not hasattr(local.model, "fit")
-            known = known_classes(classes, local.classes_ if resumes else None, of_given_graph=is_graph)
+            known = known_classes(classes, local.classes_ if resumes else None, of_columns=is_graph)
 
         cluster = Cluster(self.client, self.timeout)
         try:
@@ -223,6 +223,7 @@ def _require_minibatches(local: Any, validation: Any) -> None:
         )
     if local.finetune not in ("auto", None):
         raise InvalidParameterError("Fine-tuning takes all rows at once, and they are on several workers.")
+    require_hard_labels(local._output_task(), "Workers of a cluster train")
     if config.loop.early_stopping and validation is None:
         raise ValueError(
             "early_stopping needs validation rows, which lie on the client: give X_val and y_val, arrays or frames."

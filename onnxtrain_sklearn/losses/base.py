@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -11,6 +11,8 @@ import onnx_ir as ir
 from .._model.links import Link, TargetScaling, Task
 from .._utils.params import Component
 from ..graph import GraphBuilder
+
+LabelKind: TypeAlias = Literal["labels", "probabilities", "counts"]
 
 
 class Loss(Component, ABC):
@@ -32,6 +34,10 @@ class Loss(Component, ABC):
         How the weights of a regressor are judged on validation data, by early stopping and by fine-tuning with
         ``X_val``. "loss", the default: by this loss, which is right for any. "score": by R², which is right for the
         squared error alone.
+    targets : {"labels", "probabilities", "counts"}
+        The content of a classifier's ``y``: "labels", the default, or soft labels, a column for each class. Rows of
+        "probabilities" sum to one; "counts" are numbers of observations of each class. The loss receives either as
+        rows that sum to one, in place of one-hot rows; those of counts weigh as much as their sum.
 
     Notes
     -----
@@ -54,6 +60,7 @@ class Loss(Component, ABC):
     tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
     target_scaling: ClassVar[TargetScaling | None] = None
     judged_by: ClassVar[Literal["loss", "score"]] = "loss"
+    targets: LabelKind = "labels"
 
     @abstractmethod
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import onnx_ir as ir
 
 from .._model.links import Link, Task, row_sum
 from .._model.loss_terms import class_log_odds, margin, quadratic_then_linear
-from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
+from .._utils.params import BELOW_ONE, NOT_NEGATIVE, OneOf, Rules
 from ..graph import GraphBuilder
-from .base import ClassificationLoss, LikelihoodLoss
+from .base import ClassificationLoss, LabelKind, LikelihoodLoss
 
 
 class LogLoss(LikelihoodLoss):
@@ -27,10 +27,17 @@ class LogLoss(LikelihoodLoss):
         Share :math:`\varepsilon` of the target that is spread evenly over the classes, in [0, 1): the target is
         :math:`y (1 - \varepsilon) + \varepsilon / K` for K classes, as in ``torch.nn.CrossEntropyLoss``. A sigmoid has
         two classes, 0 and 1; with several labels a row, so has each label.
+    targets : {"labels", "probabilities", "counts"}, default="labels"
+        The content of ``y``. Soft labels have a column for each class, in the order of ``classes``, which are 0, 1, ...
+        unless ``fit`` names them. "probabilities": rows sum to one. "counts": numbers of observations of each class,
+        such as votes; a row weighs as much as their sum. A row of soft labels counts like a row of each class, with the
+        class's share as its weight.
 
     References
     ----------
     C. Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016.
+
+    G. Hinton, O. Vinyals, J. Dean, "Distilling the knowledge in a neural network", 2015, for soft targets.
 
     Examples
     --------
@@ -38,13 +45,21 @@ class LogLoss(LikelihoodLoss):
     >>> from onnxtrain_sklearn.losses import LogLoss
     >>> OrtGradientClassifier(loss=LogLoss(label_smoothing=0.1))
     OrtGradientClassifier(loss=LogLoss(label_smoothing=0.1))
+
+    Soft labels: annotators do not agree on the second row.
+
+    >>> soft = OrtGradientClassifier("linear", loss=LogLoss(targets="counts"), optimizer="lbfgs", tol=0.01)
+    >>> soft = soft.fit([[0.0], [1.0], [2.0]], [[5, 0], [2, 3], [0, 5]], classes=["cat", "dog"])
+    >>> soft.predict([[0.0], [2.0]]).tolist()
+    ['cat', 'dog']
     """
 
     name = "log_loss"
-    valid: ClassVar[Rules] = {"label_smoothing": (BELOW_ONE,)}
+    valid: ClassVar[Rules] = {"label_smoothing": (BELOW_ONE,), "targets": (OneOf(get_args(LabelKind)),)}
 
-    def __init__(self, label_smoothing: float = 0.0) -> None:
+    def __init__(self, label_smoothing: float = 0.0, targets: LabelKind = "labels") -> None:
         self.label_smoothing = label_smoothing
+        self.targets = targets
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         if self.label_smoothing:

@@ -53,7 +53,7 @@ def true_log_p(s, y, task):
     return np.array(right)[:, None], np.array(wrong)[:, None]
 
 
-def log_loss(s, y, task, label_smoothing=0.0):
+def log_loss(s, y, task, label_smoothing=0.0, targets="labels"):
     """The cross-entropy to targets that are spread over the classes, of which a sigmoid has two."""
     log_p = [log_softmax(s)] if task == "multiclass" else [-np.logaddexp(0, -s), -np.logaddexp(0, s)]
     true = [y] if task == "multiclass" else [y, 1 - y]
