@@ -38,7 +38,7 @@ from .._training.programs import COMPILED, can_compile
 from .._training.step_choice import auto_compiles
 from .._training.update_executors import CompiledUpdate, NumpyUpdate, formula_of
 from ..exceptions import ModelError, RuntimeNotFoundError
-from ..models import MLP
+from ..models import MLP, GraphModel
 from ..optimizers import AdamW, update_graph
 from .console import (
     Command,
@@ -324,7 +324,7 @@ def _bench(options: argparse.Namespace, console: Console) -> Outcome:
 
 def _graph_problem(option: ModelOption, rng: np.random.Generator, rows: int) -> Problem:
     """Return random rows in the shapes of a graph's inputs."""
-    source, fitted = trainable_graph_of(option.model, None)
+    source, fitted = trainable_graph_of(GraphModel(option.model))
     if fitted is not None:
         raise UsageError(
             f"{option.text} is the file of a fitted model, which is fine-tuned by other steps: give a graph."

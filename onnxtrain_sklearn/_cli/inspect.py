@@ -55,7 +55,7 @@ def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
     kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
     try:
         described = kind(GraphModel(option.model, options.of), trainable=patterns).describe()
-        source, trained = selected(trainable_graph_of(option.model, options.of)[0], patterns)
+        source, trained = selected(trainable_graph_of(GraphModel(option.model, options.of))[0], patterns)
         source = source.with_frozen_statistics(trained)  # as fit does: frozen layers need no batch statistics
     except ModelError as error:
         # A graph that cannot be trained has facts to show; a fitted model that is refused has no graph.

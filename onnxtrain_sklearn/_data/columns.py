@@ -215,7 +215,7 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
     if len(set(lengths.values())) > 1:
         raise ValueError(
             f"The inputs in X must have the same number of rows, got {lengths}: their first axis is that of the rows. "
-            f"What is the same for all rows is no input: store it in the graph, as an initializer of that name."
+            f"What is the same for all rows is no row of X: give it to model=GraphModel(..., constant_inputs={{...}})."
         )
     return columns
 

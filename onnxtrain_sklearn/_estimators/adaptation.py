@@ -11,6 +11,7 @@ import onnx_ir as ir
 from .._importers.quantization import is_held_as_integers, requantized
 from .._inference.graph import OutputOptions, inference_model
 from .._ir.edits import initializers_with_defaults
+from .._model.given_inputs import in_layout_of_file
 from .._model.precision import narrowed
 from .._model.trainable import TrainableModel
 from .._model.weights import factors_of_matrices
@@ -113,6 +114,6 @@ def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
     free = {name: axes.get(name) for name in (*parameters.names, *parameters.running_statistics)}
     initializers_with_defaults(model.graph, free)
-    requantized(model)
+    in_layout_of_file(requantized(model), state.graph.layout)
     kept = state.graph.kept
     return narrowed(model, replace(kept, weights={n: kind for n, kind in kept.weights.items() if n not in free}))

@@ -292,6 +292,12 @@ def check_estimator_parameters(estimator: Parameters) -> None:
             "training_mode=True is for given ONNX graphs: a builder decides in which mode its graph is trained, and "
             "fitted models have none. Leave training_mode=False."
         )
+    for setting in ("constant_inputs", "batch_axis"):
+        if getattr(given, setting) and (not is_foreign(model) or resolve_builder(model) is not None):
+            raise InvalidParameterError(
+                f"{setting}={getattr(given, setting)!r} is for given ONNX graphs: those of builders and of fitted "
+                f"models take rows of X alone, on the first axis. Leave {setting} at its default."
+            )
     if isinstance(axis, Mapping):
         _require_several_outputs(estimator, "class_axis", axis)
     elif axis != "auto" and is_regressor(estimator):

@@ -152,9 +152,7 @@ def describe(estimator: Parameters) -> Description:
     read, joined = resolve_graph_model(model), isinstance(estimator.loss, LossBlock)
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
     remember_libraries(resolve_runtime(estimator.runtime).session_options)
-    given, _ = trainable_graph_of(
-        read.graph, read.output, joined=joined, training_mode=read.training_mode, several=several
-    )
+    given, _ = trainable_graph_of(read, joined=joined, several=several)
     graph, names = selected(adapted(estimator, given, None), estimator.trainable)
     described = _described(graph, title, names, graph.with_frozen_statistics(names).running_statistics)
     return replace(_with_factors(described, graph, estimator), engine=estimator.engine)

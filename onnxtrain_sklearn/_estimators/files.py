@@ -29,7 +29,7 @@ from .._export.manifest import component_fact, json_value
 from .._export.state_files import StateArrays, read_state_file
 from .._export.training_info import training_model
 from .._fitted.text_encoder import encoding_graph
-from .._inference.graph import Decoding
+from .._inference.graph import Decoding, OutputOptions
 from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
@@ -362,7 +362,9 @@ def export_folder(
 @refusing("The training step cannot be made")
 def training_onnx(estimator: Any, batch_size: int | None) -> onnx.ModelProto:
     """Return the inference graph of a fitted estimator with a training step in ``training_info``."""
-    return training_model(exported_training(estimator, estimator._state, batch_size, "any"), estimator.to_onnx())
+    # The step reads the inputs of the inference graph, with the rows first.
+    inference = estimator._state.to_onnx(OutputOptions(), rows_first=True)
+    return training_model(exported_training(estimator, estimator._state, batch_size, "any"), inference)
 
 
 # Files for onnxruntime-training on a device, and its checkpoints.

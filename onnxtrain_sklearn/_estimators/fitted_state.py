@@ -239,9 +239,11 @@ class FittedState:
         rows_meet = self.rows_of_predictions_meet
         return Predictor(inference, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
 
-    def to_onnx(self, options: OutputOptions) -> onnx.ModelProto:
-        """Return the inference graph with the current weights."""
-        return to_proto(exported_model(*predicting_model(self), self.decoding, options))
+    def to_onnx(self, options: OutputOptions, *, rows_first: bool = False) -> onnx.ModelProto:
+        """Return the inference graph with the current weights; its rows are where the given file has them."""
+        graph, weights = predicting_model(self)
+        graph = replace(graph, layout={}) if rows_first else graph
+        return to_proto(exported_model(graph, weights, self.decoding, options))
 
     def graph_to_predict(self) -> bytes:
         """Return the inference graph of :meth:`predictor`, with the current weights, to embed in a larger graph."""
@@ -293,6 +295,8 @@ class Start:
     output: str | None
     output_kind: str | Mapping[str, str] = "auto"
     training_mode: bool = False
+    constant_inputs: Mapping[str, Any] | None = None
+    batch_axis: int | Mapping[str, int] = 0
     adapters: LoRA | None = None
 
     @classmethod
@@ -323,7 +327,8 @@ class Start:
 def _compared(estimator: Parameters) -> dict[str, Any]:
     """Return the settings that determine the graph, without the model itself."""
     given = resolve_graph_model(estimator.model)
-    settings = {name: getattr(given, name) for name in ("output", "output_kind", "training_mode")}
+    names = ("output", "output_kind", "training_mode", "constant_inputs", "batch_axis")
+    settings = {name: getattr(given, name) for name in names}
     return {**settings, "adapters": estimator.adapters}
 
 

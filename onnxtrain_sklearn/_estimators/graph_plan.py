@@ -26,6 +26,7 @@ from .._ir.limits import current_limits, require_within_limits
 from .._ir.opsets import readable
 from .._ir.protobuf import erase_initializers
 from .._ir.shapes import infer_declared, infer_shapes
+from .._model.given_inputs import bind_constants, move_rows_first
 from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of_head, with_head
 from .._model.modes import in_training_mode
 from .._model.trainable import TrainableModel, trainable_model
@@ -39,7 +40,7 @@ from ..exceptions import InvalidParameterError, ModelError, instead_of, nearest
 from ..finetuning import FineTuner
 from ..graph import GraphBuilder, operators_of
 from ..losses import LossBlock, resolve_loss
-from ..models import MODELS, Builder, GraphModel, ModelLike, keywords_of, resolve_builder
+from ..models import MODELS, Builder, GraphModel, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from ..models.given import resolve_graph_model
 from .call import Call, Examples, Split
@@ -53,21 +54,14 @@ LONGEST_NAME = 40
 
 
 def trainable_graph_of(
-    model: ModelLike,
-    output: str | None,
-    *,
-    has_text: bool = False,
-    joined: bool = False,
-    training_mode: bool = False,
-    several: Sequence[str] = (),
+    given: GraphModel, *, has_text: bool = False, joined: bool = False, several: Sequence[str] = ()
 ) -> tuple[TrainableModel, FittedModel | None]:
-    """Return the trainable form of the user's ``model``, and the description of a fitted model (None for others).
+    """Return the trainable form of the user's model, and the description of a fitted model (None for others).
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
-    concatenation of all outputs of the graph, ``training_mode`` whether to set dropout and batch normalization to
-    training mode; ``several`` names the outputs that are trained together.
+    concatenation of all outputs of the graph; ``several`` names the outputs that are trained together.
     """
-    model = without_program(model)
+    model, output = without_program(given.graph), given.output
     if is_estimator(model):
         if output is not None:
             raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")
@@ -84,8 +78,8 @@ def trainable_graph_of(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."
         )
-    whole = given_graph(model)
-    whole = in_training_mode(whole) if training_mode else whole
+    whole, layout = graph_by_rows(given)
+    whole = in_training_mode(whole) if given.training_mode else whole
     # A text network whose outputs are joined, or of which several are trained, is read like any other graph;
     # ``input_columns`` then refuses its text input.
     refuses_text = is_text_network(whole, output) and (joined or bool(several))
@@ -95,13 +89,28 @@ def trainable_graph_of(
                 f"The graph is that of a fitted model (ai.onnx.ml), which is trained on one output, not on "
                 f"{list(several)}: take OrtGradientClassifier or OrtGradientRegressor."
             )
+        if given.constant_inputs or given.batch_axis:
+            name = "constant_inputs" if given.constant_inputs else "batch_axis"
+            raise ModelError(
+                f"{name} is for networks, and this graph is that of a fitted model (ai.onnx.ml): leave it."
+            )
         from .._pretrained.ml_conversion import fitted_file  # needs much of scikit-learn
 
         with refusing("The graph cannot be prepared for training"):
             return fitted_file(whole, output, labels)
     whole, widths = join_outputs(whole) if joined and output is None else (whole, ())
     found = trainable_model(whole, output, foreign=True, several=several)
-    return replace(found, reference=whole, joined=widths), None
+    return replace(found, reference=whole, joined=widths, layout=layout), None
+
+
+def graph_by_rows(given: GraphModel) -> tuple[ir.Model, dict[str, int]]:
+    """Return the graph of a file with a row for each sample on the first axis of every input.
+
+    Also return the axes of the rows in the file, of the inputs and outputs of which they are not the first.
+    """
+    whole = given_graph(cast("bytes", given.graph))
+    bind_constants(whole, given.constant_inputs or {}, given.batch_axis)
+    return whole, move_rows_first(whole, given.batch_axis)
 
 
 class GraphPlan:
@@ -152,8 +161,7 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
     if is_estimator(given.graph):
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossBlock)
-    text, mode = holds_text(X), given.training_mode
-    found, fitted = trainable_graph_of(given.graph, given.output, has_text=text, joined=joined, training_mode=mode)
+    found, fitted = trainable_graph_of(given, has_text=holds_text(X), joined=joined)
     if isinstance(fitted, FittedFile):
         fitted = fitted.for_task(classifies=is_classifier(estimator))
     if is_estimator(given.graph) and getattr(estimator, "class_weight", {}) is None:
@@ -168,7 +176,10 @@ class GraphWithNewHead(GraphPlan):
 
     def __init__(self, given: GraphModel) -> None:
         model, output = given.graph, given.output
-        whole = None if is_estimator(model) else given_graph(cast("bytes", model))
+        whole, layout = (None, {}) if is_estimator(model) else graph_by_rows(given)
+        self._layout = {
+            name: axis for name, axis in layout.items() if whole and name in {v.name for v in whole.graph.inputs}
+        }
         self._types = SAME_TYPES  # element types of the replaced head: of its weights, and of its output
         if whole is not None and not (whole.meta[LABELS] or is_fitted_graph(whole, output)):
             whole = infer_shapes(whole.clone())  # the final activation is recognized by the axes that it normalizes
@@ -176,7 +187,7 @@ class GraphWithNewHead(GraphPlan):
             super().__init__(replace(trainable_model(body, features, foreign=True), reference=None))
             self._types = types_of_head(whole, output)
             return
-        graph, fitted = trainable_graph_of(model, None)
+        graph, fitted = trainable_graph_of(GraphModel(model))
         if fitted is not None and fitted.table is not None:
             raise ModelError(
                 f"new_head=True needs a model that takes numbers, and {type(model).__name__} encodes text. Convert the "
@@ -198,7 +209,7 @@ class GraphWithNewHead(GraphPlan):
         require_independent_features(body.model, body.output, body.parameters)
         width = as_columns(found, body.output).shape[1]
         whole, self.head_names = with_head(body.model, body.output, width, examples.targets.n_scores, self._types)
-        return trainable_model(whole, foreign=self.transformers_of is None), examples
+        return replace(trainable_model(whole, foreign=self.transformers_of is None), layout=self._layout), examples
 
 
 NEEDS_ROWS = {"X", "y", "sample_weight"}

@@ -65,7 +65,6 @@ from .._utils.typing import ClassWeight
 from ..exceptions import ModelError, warn
 from ..losses import LOSSES, Loss, resolve_loss
 from ..losses.base import LabelKind
-from ..models.given import bare_model
 from .call import Examples, FitContext
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
@@ -435,7 +434,7 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
         examples.targets,
         examples.columns,
         config.device,
-        given=bare_model(context.estimator.model) if runs else None,
+        given=context.estimator.model if runs else None,
         earlier=None if resumed is None else resumed.decoding,
         fitted=fitted,
     )

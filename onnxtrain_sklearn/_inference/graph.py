@@ -26,6 +26,7 @@ from .._importers.quantization import requantized
 from .._ir.edits import append_nodes, multiply_by_columns, swap_initializers
 from .._ir.shapes import infer_shapes
 from .._model.activation import as_rows
+from .._model.given_inputs import in_layout_of_file
 from .._model.links import Link, Positions, Task, apply_link, as_position_rows, mean_of_members, split_columns
 from .._model.modes import inference_form
 from .._model.precision import narrowed
@@ -168,8 +169,9 @@ def inference_model(
 def exported_model(
     graph: TrainableModel, weights: Mapping[str, np.ndarray], decoding: Decoding, form: OutputOptions
 ) -> ir.Model:
-    """Return the graph that predicts, with weights in the types in which the given file holds them."""
-    return narrowed(requantized(inference_model(graph, weights, decoding, form=form)), graph.kept)
+    """Return the graph that predicts, with the types of weights and the order of axes of the given file."""
+    inference = inference_model(graph, weights, decoding, form=form)
+    return narrowed(requantized(in_layout_of_file(inference, graph.layout)), graph.kept)
 
 
 TARGET_SCALE, TARGET_CENTER = "onnxtrain/target_scale", "onnxtrain/target_center"

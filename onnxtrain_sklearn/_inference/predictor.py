@@ -212,8 +212,8 @@ def _as_rows(found: Any, n_rows: int) -> np.ndarray:
         what, remedy = f"{len(result)} output rows" if result.ndim else "a single number", ""
         if n_rows in result.shape:
             remedy = (
-                f" If the rows are axis {result.shape.index(n_rows)} of its output, of shape {result.shape}, end the "
-                f"graph in a Transpose that puts them first (in PyTorch: batch_first=True, or transpose(0, 1))."
+                f" If the rows are axis {result.shape.index(n_rows)} of its output, of shape {result.shape}, say so by "
+                f"model=GraphModel(..., batch_axis={{name: axis}}) (in PyTorch: export with batch_first=True)."
             )
         raise ModelError(
             f"The graph gives {what} for {n_rows} input rows; each input row must give one output row. Export the "

@@ -509,6 +509,14 @@ def _complete(value: ir.Value, sizes: Sequence[int | str | None] | None, like: i
 # Known branches: an If whose condition is known is replaced by the nodes of the branch that is taken.
 
 
+def take_branches(model: ir.Model) -> None:
+    """Replace each If whose condition never changes by the nodes of its branch, in place."""
+    while any(node.op_type == "If" for node in model.graph) and take_known_branches(
+        model.graph, _follow_integers(model)
+    ):
+        infer_shapes(model)
+
+
 def take_known_branches(graph: ir.Graph, known: Integers) -> bool:
     """Replace each If of the main graph with a condition in ``known``, in place; return True if there was one."""
     op, found = GraphBuilder(graph, prefix="branch"), False

@@ -117,13 +117,10 @@ def _require_batch_first(value: ir.Value, inputs: Iterable[ir.Value]) -> None:
                 f"MatMul multiplies by the nodes."
             )
         axis = next(i for i, d in enumerate(value.shape) if isinstance(d, ir.SymbolicDim) and d.value in free)
-        moved = [free[0], *(d for i, d in enumerate(value.shape) if i != axis)]
-        back = [*range(1, axis + 1), 0, *range(axis + 1, len(value.shape))]
         raise ModelError(
-            f"{shape}, and its rows are on axis {axis} ({free[0]!r}). The first axis must be that of the rows: let the "
-            f"graph take [{', '.join(map(str, moved))}], begin it with Transpose(perm={back}), and give "
-            f"np.moveaxis(array, {axis}, 0). In PyTorch: batch_first=True for sequences, and for states, which it "
-            f"leaves as they are, state.transpose(0, {axis}) in forward."
+            f"{shape}, and its rows are on axis {axis} ({free[0]!r}). Say so by model=GraphModel(..., batch_axis="
+            f"{{{value.name!r}: {axis}}}), with the axes of the rows of all inputs and outputs of which it is not the "
+            f"first, and give X with the rows first, np.moveaxis(array, {axis}, 0)."
         )
 
 

@@ -82,6 +82,9 @@ COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN",
 PARTS = frozenset({"Slice", "Split"})
 """Operators that return a part of their first input."""
 
+CONSTANT_INPUT = "onnxtrain/constant_input"
+"""Key in the metadata of an initializer that was an input of the file, the same in every call."""
+
 EXPORTER = "exporter"
 """Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
 
@@ -115,6 +118,8 @@ class Roles:
 
     def verdict(self, value: ir.Value, array: np.ndarray) -> Verdict:
         """Return whether the constant ``value``, with the content ``array``, is a weight."""
+        if CONSTANT_INPUT in value.metadata_props:
+            return Verdict(False, "a constant input")
         uses = list(dict.fromkeys(self._uses(value)))
         verdicts = [self._of_use(*use, value, array) for use in uses]
         # exporters merge equal constants, so a single use as a weight makes the constant a weight

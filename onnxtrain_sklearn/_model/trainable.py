@@ -124,6 +124,8 @@ class TrainableModel:
         Of a user's file: the parameters that are single numbers and may be constants of formulas instead.
     restored : tuple of str
         Of a user's file: the names of the passes of ``_importers/load`` that changed it.
+    layout : dict of str to int
+        Of a user's file: the axis of the rows in the file, of inputs and outputs of which it is not the first.
     """
 
     model: ir.Model
@@ -150,6 +152,7 @@ class TrainableModel:
     forms: tuple[OutputForm, ...] = ()
     doubtful: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
+    layout: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def activation(self) -> dict[str, Any]:
@@ -407,12 +410,11 @@ def spec_of(value: ir.Value) -> TensorSpec:
     """Return name, type and shape of a graph input, whose first axis is the batch."""
     if value.shape is not None and not len(value.shape) and value.dtype is not None:
         numpy_type = value.dtype.numpy()
-        example = "True" if numpy_type == np.bool_ else f"1, np.{numpy_type}"
+        example = "True" if numpy_type == np.bool_ else "1"
         raise ModelError(
             f"Graph input {value.name!r} is a single {numpy_type}, the same for all rows, and every input must have a "
-            f"row for each sample. Store it in the graph: take it out of graph.input, and append "
-            f"onnx.numpy_helper.from_array(np.array({example}), {value.name!r}) to graph.initializer. The True of a "
-            f"Dropout is for training alone: predictions are without it."
+            f"row for each sample. Make it a constant: model=GraphModel(..., constant_inputs={{{value.name!r}: "
+            f"{example}}}). The True of a Dropout is for training alone: predictions are without it."
         )
     if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None:
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")

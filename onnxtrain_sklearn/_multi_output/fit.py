@@ -71,7 +71,7 @@ from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss, resolve_loss
 from ..models import GraphModel, resolve_builder
-from ..models.given import bare_model, resolve_graph_model
+from ..models.given import resolve_graph_model
 
 _BY_OUTPUT = Instance(Mapping, "a dict by output")
 
@@ -146,7 +146,7 @@ def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_ta
             f"model must be an ONNX graph with the outputs {list(names)}: a ModelProto, bytes, a path or an "
             f"ONNXProgram. Builders and fitted models have one output; got {what}."
         )
-    return trainable_graph_of(model, None, training_mode=given.training_mode, several=names)[0]
+    return trainable_graph_of(given, several=names)[0]
 
 
 # Chooses the decodings of several outputs, one after the other as that of a single one, and the settings of the step.
@@ -159,7 +159,7 @@ def choose_decodings(
     estimator, config, resumed, targets = context.estimator, context.config, context.resumed, examples.targets
     assert isinstance(targets, SeveralTargets)
     decodings = [None] * len(output_tasks) if resumed is None else resumed.decoding.parts
-    given = bare_model(estimator.model) if resumed is None else None
+    given = estimator.model if resumed is None else None
     weights, model = loss_weights(estimator), graph.model
     parts, losses = list[DecodedOutput](), list[OutputLoss]()
     for (name, output_task), view, decoding, own in zip(

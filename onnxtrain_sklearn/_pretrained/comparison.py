@@ -40,6 +40,7 @@ from .._ir.protobuf import to_proto
 from .._ir.queries import dims
 from .._model.activation import NARROW
 from .._model.batch_axis import has_fixed_batch
+from .._model.given_inputs import axis_of, constant_for_file
 from .._model.graph_comparison import (
     LARGEST,
     compare_outputs,
@@ -58,7 +59,7 @@ from .._training.rows_meet import meeting_in
 from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelLike, resolve_builder
-from ..models.given import bare_model
+from ..models.given import bare_model, resolve_graph_model
 from .ml_files import FILE_TOLERANCE, FileComparison, FittedFile, Labels, are_indicators
 
 COMPARED_ROWS = 13
@@ -359,10 +360,13 @@ def require_exact_import(
     """Raise ModelError, with the first node that differs, if the file does not compute what ``graph`` did for rows.
 
     ``graph`` is the inference form of what was read, ``found`` its output ``name`` for the rows (None: the first one),
-    and ``run`` returns it for other rows. If the columns of several outputs of the file are ``joined``, ``graph`` has
+    and ``run`` returns it for other rows. ``model`` may be a GraphModel, which tells its constant inputs and the axes
+    of its rows. If the columns of several outputs of the file are ``joined``, ``graph`` has
     them side by side. Return None if the model is no file.
     """
-    model = without_program(model)
+    reading = resolve_graph_model(model)
+    constants, axes = reading.constant_inputs or {}, reading.batch_axis
+    model = without_program(reading.graph)
     if not isinstance(model, onnx.ModelProto | bytes | str) and not hasattr(model, "__fspath__"):
         return None
     proto = without_zip_maps(read(model))
@@ -381,8 +385,8 @@ def require_exact_import(
 
     # A file for minibatches of one size gets its rows repeated up to that size.
     inputs = inputs_of(proto)
-    first = [value.type.tensor_type.shape.dim[:1] for value in inputs if value.name in columns]
-    batch = max((d.dim_value for one in first for d in one), default=0)
+    own = [(value.type.tensor_type.shape.dim, axis_of(axes, value.name)) for value in inputs if value.name in columns]
+    batch = max((sizes[axis].dim_value for sizes, axis in own if len(sizes) > axis), default=0)
     parts = [np.resize(rows[i : i + batch], batch) for i in range(0, len(rows), batch)] if batch > 0 else [rows]
     for part in parts:
         feeds = dict[str, np.ndarray]()
@@ -390,7 +394,11 @@ def require_exact_import(
             kind = ir.DataType(value.type.tensor_type.elem_type)
             if value.name in columns:
                 dtype = np.dtype(np.float32) if kind is ir.DataType.BFLOAT16 else kind.numpy()
-                feeds[value.name] = columns[value.name].rows(part).astype(dtype, copy=False)
+                data = columns[value.name].rows(part).astype(dtype, copy=False)
+                feeds[value.name] = np.ascontiguousarray(np.moveaxis(data, 0, axis_of(axes, value.name)))
+            elif value.name in constants:
+                rank = len(value.type.tensor_type.shape.dim)
+                feeds[value.name] = constant_for_file(constants[value.name], kind.numpy(), rank)
             else:  # the trained output does not depend on it
                 feeds[value.name] = drawn_input(value, len(part))
         try:
@@ -398,6 +406,7 @@ def require_exact_import(
         except ModelError:
             return FileComparison(f"what was read does not run on {len(part)} rows")
         made = np.split(ours, cuts, axis=1) if joined else [ours]
+        made = [np.moveaxis(one, 0, axis_of(axes, name)) for one, name in zip(made, names, strict=True)]
         outcome = compare_outputs(given, names, feeds, "rows of X", made, lambda: to_proto(graph.clone()))
         if outcome.different:
             raise ModelError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, ClassVar
 
 from .._ir.files import without_program
-from .._utils.params import Component, Instance, OneOf, Rules, copied
+from .._utils.params import Component, Instance, OneOf, Range, Rules, copied
 from ..exceptions import InvalidParameterError, instead_of
 from .base import ModelLike
 
@@ -54,6 +55,16 @@ class GraphModel(Component):
         (n, k, ...). Set 1 or -1 to choose the axis, or to say that scores without an axis of classes belong to the
         second of two classes at each position. For several outputs, a dict by output; those that it lacks are "auto".
         Not for regressors.
+    constant_inputs : dict of str to number or array, default=None
+        Inputs of the graph that are the same in every call, such as a sampling rate, a flag or an adjacency matrix. X
+        then lacks them. They become constants of the graph: predictions, pickles and exported files need nothing else,
+        and a file that ``to_onnx`` writes lacks these inputs. They are never trained. Types and shapes are those that
+        the graph declares; numbers that its type cannot hold are refused. None: X holds all inputs.
+    batch_axis : int or dict of str to int, default=0
+        Axis of the rows in the file: of all inputs and outputs, or a dict by their names, in which those with the rows
+        first need no entry. X, y and predictions have the rows first in any case: for an input (2, N, 64) with
+        ``batch_axis={"state": 1}``, X holds an array (N, 2, 64). The inputs of ``to_onnx()`` have the axes of the file,
+        and so has the output of a regressor; labels, probabilities and exported training graphs have the rows first.
 
     Examples
     --------
@@ -69,6 +80,20 @@ class GraphModel(Component):
     >>> classifier = OrtGradientClassifier(model, learning_rate_init=0.05, tol=1e-3, random_state=0).fit(X, y)
     >>> classifier.score(X, y) > 0.9
     True
+
+    A graph with the rate of its signal as an input, and a state with the rows on axis 1:
+
+    >>> import numpy as np
+    >>> from onnxtrain_sklearn import OrtGradientRegressor
+    >>> graph = onnx.parser.parse_model('''<ir_version: 8, opset_import: ["": 18]>
+    ... net (float[N, 4] signal, float[1, N, 4] state, float rate) => (float[N, 1] y)
+    ... <float[4, 1] W = {1, 1, 1, 1}, int64[1] axis = {0}>
+    ... { last = Squeeze(state, axis)  sum = Add(signal, last)  scaled = Mul(sum, rate)  y = MatMul(scaled, W) }''')
+    >>> model = GraphModel(graph, constant_inputs={"rate": 0.5}, batch_axis={"state": 1})
+    >>> X = {"signal": np.ones((5, 4)), "state": np.ones((5, 1, 4))}
+    >>> regressor = OrtGradientRegressor(model, max_iter=1).fit(X, np.zeros(5))
+    >>> [(value.name, len(value.type.tensor_type.shape.dim)) for value in regressor.to_onnx().graph.input]
+    [('signal', 2), ('state', 3)]
     """
 
     __module__ = "onnxtrain_sklearn.models"  # the path by which pickles name it
@@ -77,6 +102,8 @@ class GraphModel(Component):
         "output_kind": (OneOf(("auto", "scores", "probabilities", "means")), _BY_OUTPUT),
         "training_mode": (bool,),
         "class_axis": (OneOf(("auto", 1, -1)), _BY_OUTPUT),
+        "constant_inputs": (Instance(Mapping, "a dict from names of inputs to numbers or arrays"), None),
+        "batch_axis": (Range(Integral, 0), Instance(Mapping, "a dict from names of inputs and outputs to axes")),
     }
 
     def __init__(
@@ -87,12 +114,16 @@ class GraphModel(Component):
         *,
         training_mode: bool = False,
         class_axis: int | str | Mapping[str, int | str] = "auto",
+        constant_inputs: Mapping[str, Any] | None = None,
+        batch_axis: int | Mapping[str, int] = 0,
     ) -> None:
         self.graph = graph
         self.output = output
         self.output_kind = output_kind
         self.training_mode = training_mode
         self.class_axis = class_axis
+        self.constant_inputs = constant_inputs
+        self.batch_axis = batch_axis
 
     def validate(self) -> None:
         """Raise InvalidParameterError if a setting breaks its rules, or the model has settings of its own."""
@@ -100,6 +131,13 @@ class GraphModel(Component):
         if isinstance(self.graph, GraphModel):
             raise InvalidParameterError(
                 f"The 'graph' parameter of GraphModel must be a model, {instead_of(self.graph)}."
+            )
+        axes = self.batch_axis if isinstance(self.batch_axis, Mapping) else {}
+        wrong = {n: axis for n, axis in axes.items() if not isinstance(axis, Integral) or axis < 0}
+        if any(isinstance(axis, bool) for axis in (self.batch_axis, *axes.values())) or wrong:
+            raise InvalidParameterError(
+                f"The 'batch_axis' parameter of GraphModel must be the number of an axis, at least 0, or a dict from "
+                f"names of inputs and outputs to such numbers, got {self.batch_axis!r}."
             )
 
     def set_params(self, **params: Any) -> GraphModel:

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 from sklearn.linear_model import LinearRegression
 from sklearn.preprocessing import OrdinalEncoder
 
-from onnxtrain_sklearn import Linear, OrtGradientRegressor
+from onnxtrain_sklearn import GraphModel, Linear, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.graph import GraphBuilder
 from onnxtrain_sklearn.losses import Loss
@@ -132,17 +132,15 @@ def test_edges_are_no_rows_and_a_graph_may_be_one():
 
 
 def test_state_with_rows_on_other_axis_error_names_remedy():
-    text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X, float[{shape}] state) => (float[N, 1] Y)
-        {{ {begin} a = MatMul(X, W) m = ReduceMean<keepdims = 0>(rows, axis) b = MatMul(m, V) Y = Add(a, b) }}"""
+    text = """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X, float[2, N, 64] state) => (float[N, 1] Y)
+        { a = MatMul(X, W) m = ReduceMean<keepdims = 0>(state, axis) b = MatMul(m, V) Y = Add(a, b) }"""
     weights = {"W": np.ones((4, 1), np.float32), "V": np.ones((64, 1), np.float32), "axis": np.array([0])}
-    given = parsed(text.format(shape="2, N, 64", begin="rows = Identity(state)"), **weights)
+    given = parsed(text, **weights)
     state = RANDOM.normal(size=(2, 40, 64)).astype(np.float32)
-    with pytest.raises(ModelError, match=r"its rows are on axis 1 \('N'\).*begin it with Transpose") as caught:
+    with pytest.raises(ModelError, match=r"its rows are on axis 1 \('N'\)") as caught:
         OrtGradientRegressor(given).fit({"X": X, "state": state}, y)
-    shape, perm, axis = re.findall(
-        r"take \[(.*?)\], .*perm=\[(.*?)\]\).*moveaxis\(array, (\d), 0\)", str(caught.value)
-    )[0]
-    advised = parsed(text.format(shape=shape, begin=f"rows = Transpose<perm = [{perm}]>(state)"), **weights)
+    name, number, axis = re.findall(r"batch_axis={'(\w+)': (\d)}.*moveaxis\(array, (\d), 0\)", str(caught.value))[0]
+    advised = GraphModel(given, batch_axis={name: int(number)})
     fitted = quietly(
         OrtGradientRegressor(advised, max_iter=1).fit, {"X": X, "state": np.moveaxis(state, int(axis), 0)}, y
     )
@@ -162,9 +160,8 @@ def test_a_flag_that_is_an_input_is_stored_in_the_graph():
     for data in (X, {"X": X, "is_training": True}):
         with pytest.raises(ModelError, match=r"'is_training' is a single bool, the same for all rows") as caught:
             OrtGradientRegressor(model).fit(data, y)
-    assert "onnx.numpy_helper.from_array(np.array(True), 'is_training')" in str(caught.value)
-    del model.graph.input[1]
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "is_training"))
+    assert "constant_inputs={'is_training': True}" in str(caught.value)
+    model = GraphModel(model, constant_inputs={"is_training": True})
     fitted = quietly(OrtGradientRegressor(model, max_iter=2, random_state=0).fit, X, y)
     assert_allclose(fitted.predict(X), X.astype(np.float32) @ fitted.weights_["W"].ravel(), rtol=1e-4, atol=1e-6)
     plain = quietly(OrtGradientRegressor(parsed(onnx.printer.to_text(WITHOUT), W=np.ones((4, 1), np.float32)),

@@ -63,7 +63,7 @@ def test_axes_behind_the_batch_are_fixed_to_the_data():
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        ("float X", "'X' is a single float32, the same for all rows.*Store it in the graph"),
+        ("float X", "'X' is a single float32, the same for all rows.*constant_inputs={'X': 1}"),
         ("seq(float[N, 3]) S, float[N, 3] X", "must be a tensor of a declared type and shape with a batch axis"),
     ],
 )

@@ -65,7 +65,9 @@ def test_a_fixed_first_axis_beside_a_free_one_is_refused():
     model = parsed(
         "m = ReduceMean<keepdims = 0>(x, axis) y = MatMul(m, w)", "float[7, b, 5] x", "float[b, 1] y", weights
     )
-    with pytest.raises(ModelError, match=r"first axis is fixed to 7, and its rows are on axis 1 \('b'\)"):
+    with pytest.raises(
+        ModelError, match=r"first axis is fixed to 7, and its rows are on axis 1 \('b'\).*batch_axis={'x': 1}"
+    ):
         fitted(model, np.zeros((30, 7, 5), np.float32))
 
 
@@ -89,7 +91,7 @@ def test_rows_on_another_axis_of_the_output_are_named(steps):
     model = parsed("t = Transpose <perm = [2, 0, 1]> (x) y = MatMul(t, w)", "float[N, 3, T] x", "float[T, N, 1] y")
     n_rows = 40 if steps == 13 else 6
     sequences = np.random.default_rng(1).normal(size=(n_rows, 3, steps))
-    with pytest.raises(ModelError, match=f"gives {steps} output rows.*axis 1 of its output.*Transpose.*batch_first"):
+    with pytest.raises(ModelError, match=f"gives {steps} output rows.*axis 1 of its output.*batch_axis=.*batch_first"):
         OrtGradientRegressor(model, **SETTINGS).fit(sequences, sequences[:, 0])
 
 
