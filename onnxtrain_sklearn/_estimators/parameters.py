@@ -63,7 +63,7 @@ lists the weights. It may be
 - a graph builder, such as ``MLP((64, 32))`` or ``Linear()``, which makes a graph sized to the data; or the name
   of one, whose parameters are nested (``model__hidden_layer_sizes``). None: ``MLP()``.
 - a :class:`~onnxtrain_sklearn.GraphModel`: an ONNX file, with the output to train, the content of this output,
-  the mode of its nodes, or the axis of the classes.
+  the mode of its nodes, the axis of the classes or of the rows, or the inputs that are the same in every call.
 
 Names of builders:
 """ + _listed(MODELS), tunes=True, steers=False),

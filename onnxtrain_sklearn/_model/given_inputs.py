@@ -80,7 +80,7 @@ def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes) ->
         graph.initializers[name].metadata_props[CONSTANT_INPUT] = "1"
     for value in by_row:  # their axes of the same name have these sizes
         if value.shape is not None:
-            value.shape = ir.Shape([sizes[d.value][0] if _is_named(d, sizes) else d for d in value.shape])
+            value.shape = ir.Shape([_bound(d, sizes) for d in value.shape])
     _infer(model)
     take_branches(model)
     _infer(model)
@@ -94,8 +94,9 @@ def _infer(model: ir.Model) -> None:
         value.shape = shape if value.shape is None else value.shape
 
 
-def _is_named(dim: object, names: Mapping[str, object]) -> bool:
-    return isinstance(dim, ir.SymbolicDim) and dim.value in names
+def _bound(dim: int | ir.SymbolicDim, sizes: Mapping[str, tuple[int, str]]) -> int | ir.SymbolicDim:
+    symbol = dim.value if isinstance(dim, ir.SymbolicDim) else None
+    return sizes[symbol][0] if symbol in sizes and symbol is not None else dim
 
 
 def _name_of_axis(value: ir.Value, axis: int) -> str | None:
@@ -236,17 +237,19 @@ def in_layout_of_file(model: ir.Model, layout: Mapping[str, int]) -> ir.Model:
         if name not in layout or value.shape is None or len(value.shape) <= layout[name]:
             continue
         order = _order(value, layout[name], layout)
-        node = value.producer()
-        source = node.inputs[0] if node is not None and _transposes(node, order) else None
+        maker = value.producer()
+        source = maker.inputs[0] if maker is not None and _transposes(maker, order) else None
         shape = ir.Shape([_sizes(value)[j] for j in _inverse(order)])
-        ends = source is None or source.producer() is None or source.is_graph_output()
-        own = op.Transpose(value, perm=_inverse(order)) if ends else source
+        if source is None or source.producer() is None or source.is_graph_output():
+            own = op.Transpose(value, perm=_inverse(order))
+        else:
+            own = source
         value.name = op.name(f"{name}/rows_first")
         own.name, own.shape = name, shape
         own.type = value.type if own.type is None else own.type
         graph.outputs[i] = own
-        if node is not None and not ends and not value.uses():
-            graph.remove(node, safe=True)
+        if maker is not None and own is source and not value.uses():
+            graph.remove(maker, safe=True)
     graph.sort()
     return model
 

@@ -132,9 +132,9 @@ class GraphModel(Component):
             raise InvalidParameterError(
                 f"The 'graph' parameter of GraphModel must be a model, {instead_of(self.graph)}."
             )
-        axes = self.batch_axis if isinstance(self.batch_axis, Mapping) else {}
-        wrong = {n: axis for n, axis in axes.items() if not isinstance(axis, Integral) or axis < 0}
-        if any(isinstance(axis, bool) for axis in (self.batch_axis, *axes.values())) or wrong:
+        given: Any = self.batch_axis
+        every = list(given.values()) if isinstance(given, Mapping) else [given]
+        if any(isinstance(axis, bool) or not isinstance(axis, Integral) or axis < 0 for axis in every):
             raise InvalidParameterError(
                 f"The 'batch_axis' parameter of GraphModel must be the number of an axis, at least 0, or a dict from "
                 f"names of inputs and outputs to such numbers, got {self.batch_axis!r}."

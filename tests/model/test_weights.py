@@ -13,7 +13,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx.reference import ReferenceEvaluator
 
-from onnxtrain_sklearn import SGD, OrtGradientRegressor
+from onnxtrain_sklearn import SGD, GraphModel, OrtGradientRegressor
 from onnxtrain_sklearn._estimators.graph_plan import trainable_graph_of
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.protobuf import to_proto
@@ -37,7 +37,7 @@ def weighted_model(body, weights=W, x="float[N, 3] X", y="float[N, 1] Y", opset=
 
 
 def names_of_parameters(proto):
-    return set(trainable_graph_of(proto, None)[0].parameters)
+    return set(trainable_graph_of(GraphModel(proto))[0].parameters)
 
 
 def first_output(proto, **feeds):
@@ -179,7 +179,7 @@ def test_role_and_name_select_trained_weights(case):
     for node in proto.graph.node:
         node.input[:] = [renamed.get(name, name) if renamed.get(name) in arrays else name for name in node.input]
     before = proto.SerializeToString()
-    source, _ = trainable_graph_of(proto, None)
+    source, _ = trainable_graph_of(GraphModel(proto))
     assert proto.SerializeToString() == before
     assert set(source.parameters) == expected
     assert set(source.roles) == expected
@@ -227,7 +227,7 @@ def test_weights_in_constant_nodes_are_trained(body, engine):
 def test_bias_in_a_constant_node_is_trained_and_settings_stay():
     body = """b = Constant <value = float[1] {0.5}> () low = Constant <value_float = -9.0> ()
               two = Constant <value_float = 2.0> () H = MatMul(X, W) I = Add(H, b) J = Clip(I, low) Y = Mul(J, two)"""
-    source, _ = trainable_graph_of(weighted_model(body), None)
+    source, _ = trainable_graph_of(GraphModel(weighted_model(body)))
     assert set(source.parameters) == {"W", "b"}
     assert set(source.constants) == {"low", "two"}
     assert [n.op_type for n in source.model.graph] == ["Constant", "Constant", "MatMul", "Add", "Clip", "Mul"]
@@ -256,7 +256,7 @@ def test_integer_weights_behind_dequantize_train_as_floats(axis, name):
     attribute = "" if axis is None else f"<axis = {axis}>"
     body = f"D = DequantizeLinear {attribute} ({name}, s, z) H = MatMul(X, D) Y = MatMul(H, V)"
     proto = weighted_model(body, "float[2, 1] V = {1, -1}", opset=19, **{name: integers, "s": scale, "z": zero})
-    source, _ = trainable_graph_of(proto, None)
+    source, _ = trainable_graph_of(GraphModel(proto))
     assert set(source.parameters) == {"W", "V"}
     X = rows()
     expected = ReferenceEvaluator(proto).run(None, {"X": X})[0]  # onnxruntime may compute with integers
@@ -286,7 +286,7 @@ def test_names_that_clash_stay_unique():
     for attribute, seed in zip(proto.graph.node[0].attribute, (1, 2), strict=True):
         attribute.g.initializer.append(onnx.numpy_helper.from_array(table(3, 1, seed=seed), "W"))
     before = proto.SerializeToString()
-    source, _ = trainable_graph_of(proto, None)
+    source, _ = trainable_graph_of(GraphModel(proto))
     assert proto.SerializeToString() == before
     assert set(source.parameters) == {"W", "W_1"}
     assert_allclose(first_output(to_proto(source.model), X=rows()), first_output(proto, X=rows()))
