@@ -93,7 +93,7 @@ def our_step(net: Net, session_options: Mapping[str, object] | None = None) -> H
     chosen = replace(settings(net, "sgd", "portable"), session_options=session_options)
     parts = StepParts(model, chosen, parameters, {}, OptimizerState(), net.batch)
     step = HostStep(parts)
-    columns = step.buffers(net.batch).columns
+    columns = step.select(net.batch).columns
     columns["X"][...] = rng.standard_normal(columns["X"].shape)
     columns[TARGET][...] = rng.integers(CLASSES, size=net.batch)
     return step

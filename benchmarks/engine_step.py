@@ -103,7 +103,7 @@ def new_step(net: Net, optimizer: str, engine: str) -> HostStep:
     rng, parameters = np.random.default_rng(0), FlatParameters(net.model.weights(), net.model.dtype)
     parts = StepParts(net.model, settings(net, optimizer, engine), parameters, {}, OptimizerState(), net.batch)
     step = HostStep(parts)
-    columns = step.buffers(net.batch).columns
+    columns = step.select(net.batch).columns
     columns["X"][...] = rng.standard_normal(columns["X"].shape)
     columns[TARGET][...] = rng.integers(net.classes, size=net.batch)
     return step

@@ -104,7 +104,7 @@ class RowObjective:
 
     def _load(self, piece: Minibatch) -> np.ndarray:
         """Gather the rows into the buffers; return the buffer of the targets."""
-        buffers = self._step.buffers(len(piece.rows))
+        buffers = self._step.select(len(piece.rows))
         if self._loaded is not piece:
             piece.fill(buffers)
             self._loaded = piece
@@ -112,7 +112,7 @@ class RowObjective:
 
     def _weighted(self, weights: np.ndarray, total: float) -> float:
         """Compute the gradients of the loaded rows; return their loss."""
-        buffer = self._step.buffers(len(weights)).sample_weight
+        buffer = self._step.select(len(weights)).sample_weight
         buffer[: len(weights)], buffer[len(weights) :] = weights, 0.0
         return self._step.compute_gradients(total)
 

@@ -94,7 +94,7 @@ class FineTuningTrainer(Trainer):
                 "A callback follows the steps of the optimizer (after_step, or every_steps of Checkpoint), and "
                 "fine-tuning takes none. Leave the callback out, or set finetune=None."
             )
-        self._kept.note()
+        self._kept.copy_first()
         objective, old = self._objective, self._vector.astype(np.float64)
         before = objective.loss(old, objective.weights)
         if self._record(before, self.batches.n_rows):
@@ -106,7 +106,7 @@ class FineTuningTrainer(Trainer):
         loss = objective.loss(vector, objective.weights)
         if not (np.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
-        self._kept.renew()
+        self._kept.keep_current()
         self._record(loss, self.batches.n_rows)
         return self._conclude(True)
 

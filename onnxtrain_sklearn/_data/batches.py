@@ -39,6 +39,8 @@ class BatchBuffers:
         True if all weights are known to be one.
     count : int
         The first ``count`` rows are data; any rows after them are padding of weight zero.
+    holds : object or None
+        The minibatches whose only one is in the buffers, so that it need not be written again; else None.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -46,13 +48,14 @@ class BatchBuffers:
     sparse: Mapping[str, SparseRows] = field(default_factory=dict)
     has_ones: bool = False
     count: int = field(init=False)
+    holds: object = field(init=False)
 
     def __post_init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Reset ``has_ones`` and ``count``, because the owner of the buffers may change the weights."""
-        self.has_ones, self.count = False, len(self.sample_weight)
+        """Forget what the buffers hold, because their owner may change it."""
+        self.has_ones, self.count, self.holds = False, len(self.sample_weight), None
 
 
 class Minibatch(NamedTuple):
@@ -103,7 +106,8 @@ class Batches(Protocol):
     def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
         """Yield the minibatches of the next epoch, without the first ``skip``.
 
-        Use them up before the next epoch begins.
+        Use them up before the next epoch begins. Of a stream, a minibatch holds the window that it is drawn from:
+        delete it before the next one is read, which may need that memory.
         """
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:
@@ -114,21 +118,6 @@ class Batches(Protocol):
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
         """Call ``update`` with all bytes that an epoch depends on, ``size`` rows at a time."""
-
-
-def filled(minibatches: Iterable[Minibatch], buffers: Callable[[int], BatchBuffers]) -> Iterator[float]:
-    """Write one minibatch after the other into its buffers; yield the sum of the weights of each.
-
-    ``buffers`` maps a number of rows to the buffers for it.
-    """
-    count, target = -1, None
-    for one in minibatches:
-        if target is None or len(one.rows) != count:
-            count, target = len(one.rows), buffers(len(one.rows))
-        one.fill(target)
-        weight = one.weight
-        del one  # it may hold the window of a stream, whose memory is released before the next one is read
-        yield weight
 
 
 class ArrayBatches:
@@ -166,7 +155,6 @@ class ArrayBatches:
         self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
         self._gatherer = _Gatherer(self._columns, sample_weight)
         self.size, self._rng = min(size, len(rows)), rng
-        self._loaded: BatchBuffers | None = None
         self._order = rows.copy()
         self._minibatches: list[Minibatch] = []
         self._n_rows, self.drop_last = len(rows) if n_rows is None else n_rows, drop_last
@@ -215,9 +203,9 @@ class ArrayBatches:
 
     def _fill_once(self, buffers: BatchBuffers) -> None:
         """Write all rows into the buffers, unless these hold them already."""
-        if self._loaded is not buffers:
+        if buffers.holds is not self:
             self.gather(self._order, buffers)
-            self._loaded = buffers
+            buffers.holds = self
 
     def gather(self, rows: np.ndarray, buffers: BatchBuffers) -> None:
         """Write these rows of the data into the buffers, padded."""
@@ -267,7 +255,7 @@ class _Gatherer:
             buffers.sample_weight[:count] = 1.0 if weights is None else weights
             buffers.sample_weight[count:] = 0.0
             buffers.has_ones = are_ones
-        buffers.count = count
+        buffers.count, buffers.holds = count, None
 
     def _into(self, name: str, buffers: BatchBuffers) -> Callable[[np.ndarray], object]:
         """Return a function that writes rows of one input into its place in the buffers, sparse or dense."""
@@ -330,9 +318,9 @@ class BlockBatches:
         If True, an epoch leaves out the last rows of its order if they do not fill a minibatch.
     prefetch : int, default=0
         Blocks that a thread reads ahead; with 0, there is no thread. It changes no result.
-    keys : list of float, default=None
-        A number for each block, such as its mean target. Each window gets blocks from all over their range: the rows
-        of a table that is sorted by its target are mixed too. None: the positions of the blocks.
+    block_means : list of float, default=None
+        The mean target of each block. Each window gets blocks from all over their range: the rows of a table that is
+        sorted by its target are mixed too. None: the positions of the blocks.
     """
 
     weight: float | None = None
@@ -346,10 +334,10 @@ class BlockBatches:
         buffer_rows: int = 0,
         drop_last: bool = False,
         prefetch: int = 0,
-        keys: Sequence[float] | None = None,
+        block_means: Sequence[float] | None = None,
     ) -> None:
         known = blocks.n_rows
-        self._keys = keys
+        self._block_means = block_means
         self._prefetch = prefetch
         self._epoch: Generator[Minibatch, None, None] | None = None
         self._blocks, self._rng, self._buffer_rows, self.drop_last = blocks, rng, buffer_rows, drop_last
@@ -414,14 +402,16 @@ class BlockBatches:
         self.n_rows = self._read - (self._weighted - yielded)  # without those that drop_last left out
 
     def _dealt(self, rng: np.random.RandomState) -> np.ndarray:
-        """Return a random order of the blocks in which each window has blocks from all over the range of the keys.
+        """Return a random order of the blocks in which each window has blocks from all over the range of the means.
 
-        The blocks are cut into as many layers of neighboring keys as a window has blocks; each window takes one of
+        The blocks are cut into as many layers of neighboring means as a window has blocks; each window takes one of
         each layer, at random.
         """
         n, known = len(self._blocks), self._blocks.n_rows
         count = max(1, n if known is None else min(n, self._buffer_rows * n // known))
-        layers = np.array_split(np.arange(n) if self._keys is None else np.argsort(self._keys, kind="stable"), count)
+        layers = np.array_split(
+            np.arange(n) if self._block_means is None else np.argsort(self._block_means, kind="stable"), count
+        )
         for layer in layers:
             rng.shuffle(layer)
         windows = [[layer[i] for layer in layers if i < len(layer)] for i in range(len(layers[0]))]

@@ -81,11 +81,11 @@ def weighted_positions(
 
 def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
     """Return the weights of rows, each multiplied by the share of its labels that count."""
-    assert targets.counts is not None
+    assert targets.label_mask is not None
     weights = checked_weights(sample_weight, len(targets.values))
-    some = np.asarray(targets.counts.reshape(len(weights), -1).any(axis=1))  # rows with a label that counts
-    if targets.counts.ndim == 1:
-        kept = row_weights(weights[some], replace(targets.take(some), counts=None), class_weight)
+    some = np.asarray(targets.label_mask.reshape(len(weights), -1).any(axis=1))  # rows with a label that counts
+    if targets.label_mask.ndim == 1:
+        kept = row_weights(weights[some], replace(targets.take(some), label_mask=None), class_weight)
         weights = np.zeros(len(weights))
         weights[some] = kept
         return weights
@@ -97,7 +97,7 @@ def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_
         if not isinstance(given, list) or len(given) != labels.shape[1]:
             compute_sample_weight(given, labels if several else np.abs(labels))  # only for its error messages
         product = np.ones(len(labels))
-        for j, own in enumerate(targets.counts.T):
+        for j, own in enumerate(targets.label_mask.T):
             if own.any():
                 of_column = given[j] if isinstance(given, list) else given
                 product[own] *= compute_sample_weight(of_column, labels[own, j])

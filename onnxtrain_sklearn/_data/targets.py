@@ -5,7 +5,7 @@ Only this module decides the task: regression, binary (two classes), multiclass 
 its classes). Labels become indices into ``classes``, or one-hot columns where a row has several, so that nothing else
 depends on their type.
 
-:func:`regression_targets` encodes numbers, :func:`counted_targets` labels, some of which may be ignored, and
+:func:`regression_targets` encodes numbers, :func:`label_targets` labels, some of which may be ignored, and
 :func:`position_targets` labels at each position of a row. :func:`joined_targets` joins the targets of several outputs.
 The weights of their rows are in ``class_weight``.
 """
@@ -52,7 +52,7 @@ class Targets:
         Shape of a row of numbers with several axes, such as an image, or of the labels at positions; else empty.
     label_weights : ndarray of shape (n_classes,), or None
         Weights of the labels at positions by class; None if there are no positions.
-    counts : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
+    label_mask : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
         True for labels that count; None if all do. A label that does not count has the value -1 if rows have several
         labels, and an arbitrary value if they have one.
     soft : bool
@@ -65,18 +65,18 @@ class Targets:
     classes: Classes = None
     row_shape: tuple[int, ...] = ()
     label_weights: np.ndarray | None = None
-    counts: np.ndarray | None = None
+    label_mask: np.ndarray | None = None
     soft: bool = False
 
     def take(self, rows: np.ndarray) -> Targets:
         """Return the targets of some rows."""
-        counts = None if self.counts is None else self.counts[rows]
-        return replace(self, values=self.values[rows], counts=counts)
+        label_mask = None if self.label_mask is None else self.label_mask[rows]
+        return replace(self, values=self.values[rows], label_mask=label_mask)
 
     @property
     def lacks_labels(self) -> bool:
         """True if some of several labels of a row do not count."""
-        return self.counts is not None and self.counts.ndim == 2 and not self.counts.all()
+        return self.label_mask is not None and self.label_mask.ndim == 2 and not self.label_mask.all()
 
     @property
     def has_positions(self) -> bool:
@@ -341,7 +341,7 @@ def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Ta
         raise ValueError(f"y must hold a label at each position, (n_samples, n_positions), got shape {labels.shape}.")
     if isinstance(classes, list):
         raise ValueError("classes must be one list of labels where y has a label at each position.")
-    counted = counted_labels(labels, ignore_label)
+    counted = mask_of_labels(labels, ignore_label)
     if labels.dtype.kind == "f":
         assert_all_finite(labels[counted], input_name="y")
     require_counted_classes(classes, ignore_label)
@@ -390,7 +390,7 @@ def accuracy_at_positions(
     if labels.shape != predicted.shape:
         raise ValueError(f"y has shape {labels.shape}, but the predictions have {predicted.shape}.")
     rows = checked_weights(sample_weight, len(labels)).reshape(-1, *[1] * (labels.ndim - 1))
-    weights = rows * counted_labels(labels, ignore_label)
+    weights = rows * mask_of_labels(labels, ignore_label)
     if not weights.sum() > 0:
         raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r} or in rows of weight zero.")
     return float(np.average(labels == predicted, weights=weights))
@@ -406,7 +406,7 @@ IGNORED = -1
 """Value of a label that does not count, in place of a class index or an indicator."""
 
 
-def counted_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
+def mask_of_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
     """Return a mask of the labels that count."""
     if ignores_missing(ignore_label):
         if labels.dtype != object:
@@ -439,13 +439,13 @@ def plain_labels(labels: np.ndarray) -> np.ndarray:
     return plain
 
 
-def ignored_in(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarray] | None:
+def masked_labels(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the labels as an array, and the mask of those that count; None if all do."""
     if ignore_label is None:
         return None
     several: object = y
     if sp.issparse(several):
-        if counted_labels(several.data, ignore_label).all():
+        if mask_of_labels(several.data, ignore_label).all():
             return None
         several = several.toarray()
     require_unmasked(several, "y")
@@ -455,13 +455,13 @@ def ignored_in(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarr
         labels = np.asarray(several)
     except ValueError:  # rows of different lengths, which are refused elsewhere
         return None
-    counted = counted_labels(labels, ignore_label)
+    counted = mask_of_labels(labels, ignore_label)
     return None if labels.ndim not in (1, 2) or counted.all() else (labels, counted)
 
 
-def counted_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
+def label_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
     """Encode labels of which some may not count (``ignore_label``)."""
-    found = ignored_in(y, ignore_label)
+    found = masked_labels(y, ignore_label)
     if found is None:
         return class_targets(y, classes)
     labels, counted = found
@@ -473,17 +473,17 @@ def counted_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Tar
         kept = class_targets(plain_labels(labels[rows]), classes)
         values = np.zeros(len(rows), kept.values.dtype)
         values[rows] = kept.values
-        return replace(kept, values=values, counts=rows)
+        return replace(kept, values=values, label_mask=rows)
     targets = class_targets(filled_labels(labels, counted, classes), classes)
     sizes = [len(own) for own in targets.classes] if isinstance(targets.classes, list) else 1
     values = np.where(np.repeat(counted, sizes, axis=1), targets.values, IGNORED)
-    return replace(targets, values=values, counts=counted)
+    return replace(targets, values=values, label_mask=counted)
 
 
 def require_counted_classes(classes: Classes, ignore_label: object) -> None:
     """Raise if a class is the label to ignore."""
     for own in classes if isinstance(classes, list) else [classes]:
-        if own is not None and not counted_labels(own, ignore_label).all():
+        if own is not None and not mask_of_labels(own, ignore_label).all():
             raise ValueError(
                 f"classes contains ignore_label={ignore_label!r}, but rows with this label are ignored. Remove it from "
                 f"classes, or set ignore_label=None if it is a class."
@@ -513,13 +513,13 @@ def filled_labels(labels: np.ndarray, counted: np.ndarray, classes: Classes) -> 
 
 def share_of_labels(targets: Targets) -> np.ndarray:
     """Return the share of the labels that count, for each row."""
-    assert targets.counts is not None
-    return np.asarray(targets.counts.reshape(len(targets.counts), -1).mean(axis=1))
+    assert targets.label_mask is not None
+    return np.asarray(targets.label_mask.reshape(len(targets.label_mask), -1).mean(axis=1))
 
 
 def rows_with_labels(targets: Targets) -> np.ndarray:
     """Return the indices of the rows with a label that counts."""
-    if targets.counts is None:
+    if targets.label_mask is None:
         return np.arange(len(targets.values))
     return np.flatnonzero(share_of_labels(targets))
 
@@ -531,7 +531,7 @@ def rows_that_count(
 
     In these rows, predictions replace the ignored labels, which are then never errors.
     """
-    found = ignored_in(y, ignore_label)
+    found = masked_labels(y, ignore_label)
     if found is None:
         return y, predicted, sample_weight
     labels, counted = found
@@ -642,11 +642,11 @@ def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count
     values[rows] = targets.values
     every = np.zeros(count)
     every[rows] = 1.0 if weights is None else weights
-    counts = targets.counts
-    if counts is not None:
-        counts = np.ones((count, *counts.shape[1:]), bool)
-        counts[rows] = targets.counts
-    return replace(targets, values=values, counts=counts), every
+    mask = targets.label_mask
+    if mask is not None:
+        mask = np.ones((count, *mask.shape[1:]), bool)
+        mask[rows] = targets.label_mask
+    return replace(targets, values=values, label_mask=mask), every
 
 
 # Errors about labels that cannot be classes: missing ones, and texts among numbers, which cannot be sorted.

@@ -49,7 +49,7 @@ class Call:
         X, y and sample_weight of old rows, for fine-tuning.
     validation_fraction : float or None
         Share of the rows to hold out; None: that of the estimator.
-    blocks : object or None
+    source : object or None
         The table to read in blocks: ``X`` itself, or opened from it; ``y`` and ``sample_weight`` then name columns.
     stream : Stream or None
         The blocks to train on, if X, y and sample_weight are a sample of them.
@@ -66,7 +66,7 @@ class Call:
     one_epoch: bool = False
     old_rows: Validation | None = None
     validation_fraction: float | None = None
-    blocks: Any = None
+    source: Any = None
     stream: Any = None
     resources: ExitStack = field(default_factory=ExitStack)
 

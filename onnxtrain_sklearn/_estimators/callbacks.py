@@ -209,7 +209,7 @@ class ActiveTraining(StatefulTraining):
     @property
     def epochs_done(self) -> int:
         """Epochs of this call."""
-        return self._state.history.progress.epoch - self._trainer.first_epoch
+        return self._state.history.progress.epoch - self._trainer.epochs_before
 
     def name(self, callbacks: Sequence[object]) -> None:
         """Name the callbacks, for their memories, by class; further ones of a class by class and number."""

@@ -58,26 +58,25 @@ from .scoring import (
     validation,
     watches_loss,
 )
-from .starting_state import compare_training, complete_state, starting_state
+from .starting_state import check_state, compare_training, starting_state
 from .streams import opened, with_arrays
 
 EstimatorT = TypeVar("EstimatorT")
 
 
-def train(fitted: EstimatorT, call: Call) -> EstimatorT:
+def train(estimator: EstimatorT, call: Call) -> EstimatorT:
     """Train an estimator; return it fitted.
 
     After an error the estimator is unchanged, except after divergence, an interrupt, or an error in a call that resumes
     a state too large to copy: :class:`Transaction` lists the outcomes.
     """
     register_waiting()  # our converters for skl2onnx, if the user has imported it by now
-    estimator: Any = fitted
     resumed = call.resumed_state(estimator)
     transaction = Transaction(estimator, resumed)
     state, trainer = None, None
     try:
         state, trainer = prepare(estimator, call)
-        if resumed is None and estimator.verbose:
+        if resumed is None:
             announce(estimator, state)
         transaction.begin_training(trainer, one_epoch=call.one_epoch)
         train_watched(trainer.watcher, trainer.partial_fit if call.one_epoch else trainer.fit)
@@ -94,25 +93,23 @@ def train(fitted: EstimatorT, call: Call) -> EstimatorT:
         raise
     finally:
         call.resources.close()
-    return fitted
+    return estimator
 
 
-def initialize(fitted: EstimatorT, call: Call) -> EstimatorT:
+def initialize(estimator: EstimatorT, call: Call) -> EstimatorT:
     """Prepare an estimator as ``fit`` does, without a step, and return it; after an error it is unchanged."""
     register_waiting()
-    estimator: Any = fitted
-    transaction, state = Transaction(estimator, None), None
+    transaction = Transaction(estimator, None)
     try:
         state, _ = prepare(estimator, call)
-        if estimator.verbose:
-            announce(estimator, state)
+        announce(estimator, state)
         transaction.publish(state)
     except BaseException as error:
         transaction.fail(error, None)
         raise
     finally:
         call.resources.close()
-    return fitted
+    return estimator
 
 
 class Preparation(NamedTuple):
@@ -126,9 +123,10 @@ class Preparation(NamedTuple):
         Returns the data as inputs of the graph, with targets and weights.
     decoding : function
         Returns the decoding that follows the scores, and the settings of the step.
-    complete_state : function
-        Sets balanced weights and the range of the targets in the state; raises if its predictions differ from those of
-        the given model. Returns the scores of a given graph for some rows, which :func:`compare_training` needs.
+    check_state : function
+        Checks the state before the first step: raises if its predictions differ from those of the given model. Sets its
+        balanced weights and the range of the targets. Returns the scores of a given graph for some rows, which
+        :func:`compare_training` needs.
     validation : function
         Returns the rows to score, and the function that scores them.
     exported : function
@@ -138,7 +136,7 @@ class Preparation(NamedTuple):
     graph_plan: Callable[[Any, FittedState | None, Any], GraphPlan]
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
     decoding: Callable[[FitContext, TrainableModel, Examples], DecodedGraph]
-    complete_state: Callable[[FitContext, FittedState, DecodedGraph, Examples], Sequence[np.ndarray]]
+    check_state: Callable[[FitContext, FittedState, DecodedGraph, Examples], Sequence[np.ndarray]]
     validation: Callable[
         [FitContext, FittedState, StepSettings, Examples], tuple[ScoredRows | None, Callable[[], float] | None]
     ]
@@ -149,7 +147,7 @@ ONE_OUTPUT = Preparation(
     graph_plan,
     training_examples,
     choose_decoding,
-    complete_state,
+    check_state,
     validation,
     exported=lambda estimator, state: (),
 )
@@ -162,12 +160,12 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     reset the optimizer's state. Only the feature attributes of the estimator change.
     """
     call = opened(estimator, call)
-    if call.y is None and call.blocks is None:
+    if call.y is None and call.source is None:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
-    steps: Preparation = estimator._preparation()
+    steps: Preparation = estimator._preparation()  # ONE_OUTPUT, or that of `_multi_output/fit.py`
     resumed = call.resumed_state(estimator)
-    if call.blocks is not None:
+    if call.source is not None:
         call = with_arrays(estimator, call, config, resumed)
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
@@ -207,7 +205,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     # The decoding, which follows the scores, and the state to train; its predictions must equal those of a given model.
     chosen = steps.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
-    scores = steps.complete_state(context, state, chosen, examples)
+    scores = steps.check_state(context, state, chosen, examples)
     state.live.predictors.clear()  # their copies of the weights are outdated after the first step
 
     # The loop, its minibatches and its step. At last, compare the training graph with the predicting graph.

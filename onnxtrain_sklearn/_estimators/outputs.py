@@ -29,11 +29,11 @@ from .._data.targets import (
     Classes,
     Targets,
     checked_weights,
-    counted_targets,
     filled_labels,
-    ignored_in,
     label_array,
+    label_targets,
     labels_of,
+    masked_labels,
     position_targets,
     regression_targets,
     require_labels,
@@ -121,12 +121,12 @@ class LabelTask(OutputTask):
 
     def encode(self, y: ArrayLike, classes: Classes) -> Targets:
         """Return the indices of the labels, or indicators."""
-        targets = counted_targets(y, classes, self.ignore_label)
-        counts = targets.counts
-        if counts is not None and counts.ndim == 1 and self.ignore_label == IGNORED_BY_DEFAULT:
+        targets = label_targets(y, classes, self.ignore_label)
+        mask = targets.label_mask
+        if mask is not None and mask.ndim == 1 and self.ignore_label == IGNORED_BY_DEFAULT:
             warn(
-                f"y holds ignore_label={self.ignore_label} in {len(counts) - np.count_nonzero(counts)} of "
-                f"{len(counts)} rows, which do not count. Set ignore_label=None if it is a class; leave the rows out "
+                f"y holds ignore_label={self.ignore_label} in {len(mask) - np.count_nonzero(mask)} of "
+                f"{len(mask)} rows, which do not count. Set ignore_label=None if it is a class; leave the rows out "
                 f"if not."
             )
         return targets
@@ -143,7 +143,7 @@ class LabelTask(OutputTask):
             labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
             rows = rows_with_labels(targets)
             given = None if weights is None else given_weights(targets, weights)
-            right = (predicted == labels) | ~np.asarray(targets.counts)
+            right = (predicted == labels) | ~np.asarray(targets.label_mask)
             return float(np.average(right[rows].all(axis=1), weights=None if given is None else given[rows]))
         if isinstance(targets.classes, list):
             right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
@@ -237,7 +237,7 @@ def weighted_targets(
     if decoding is not None and (targets.task == "multilabel") != (decoding.task == "multilabel"):
         expected = "indicators of several labels a row" if decoding.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
-    if targets.counts is not None:
+    if targets.label_mask is not None:
         return targets, weights_of_counted(targets, sample_weight, output_task.class_weight)
     return targets, row_weights(sample_weight, targets, output_task.class_weight)
 
@@ -272,7 +272,7 @@ def require_known_labels(output_task: OutputTask, y: ArrayLike, classes: Classes
     """
     if output_task.label_kind != "labels":
         return
-    found = None if at_positions else ignored_in(y, output_task.ignore_label)
+    found = None if at_positions else masked_labels(y, output_task.ignore_label)
     if found is not None and classes is None and found[1].any():
         y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
     require_labels(y, classes, classifies=output_task.classifies, at_positions=at_positions)
@@ -288,7 +288,9 @@ def balanced_weights(
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
     if output_task.class_weight != "balanced" or not one_label:
         return None
-    weights = checked_weights(sample_weight, len(targets.values)) * (1.0 if targets.counts is None else targets.counts)
+    weights = checked_weights(sample_weight, len(targets.values)) * (
+        1.0 if targets.label_mask is None else targets.label_mask
+    )
     return tuple(weights_of_classes("balanced", targets.classes, targets.values, weights).tolist())
 
 

@@ -148,13 +148,13 @@ def _divided(
 # its output.
 
 
-def complete_state(
+def check_state(
     context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
 ) -> Sequence[np.ndarray]:
-    """Complete a state before the first step; raise if its predictions differ from those of the given model.
+    """Check a state before the first step: raise if its predictions differ from those of the given model.
 
-    Set the balanced weights of the classes and the range of the targets. Raise or warn for data that the model cannot
-    take. Return the scores of a given graph for some rows, for :func:`compare_training`; nothing for other models.
+    Raise or warn for data that the model cannot take. Set the balanced weights of the classes and the range of the
+    targets. Return the scores of a given graph for some rows, for :func:`compare_training`; nothing for other models.
     """
     output_task: OutputTask = context.estimator._output_task()
     state.balanced = balanced_weights(output_task, context.call.sample_weight, examples.targets)
@@ -307,7 +307,7 @@ def _compared(
     # The loss of some rows by the step.
     count = min(len(reference.rows), step.batch_size)
     rows = reference.rows[:count]
-    buffers = step.buffers(count)
+    buffers = step.select(count)
     batches.gather(rows, buffers)
     buffers.sample_weight[:count], buffers.sample_weight[count:] = 1.0, 0.0
     buffers.has_ones = False
@@ -386,7 +386,7 @@ def _loss_by_scores(
 
 def _place_of_difference(reference: ReferenceOutput, step: HostStep, parts: StepParts) -> str:
     """Return a sentence that names the first node whose result differs in the training graph, for the buffers' rows."""
-    buffers = step.buffers(parts.batch_size)
+    buffers = step.select(parts.batch_size)
     if buffers.sparse:
         return ""
     settings = parts.settings

@@ -29,7 +29,7 @@ from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks, holds_blocks, is_source, pieces, readable, targets_in
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
-from .._data.targets import Classes, checked_weights, counted_labels, ignored_in
+from .._data.targets import Classes, checked_weights, mask_of_labels, masked_labels
 from .._fitted.fitted_model import encoded_inputs
 from .._inference.graph import Decoding
 from .._model.links import TargetScaling
@@ -69,7 +69,7 @@ class Stream:
     rng : numpy.random.RandomState
     n_rows : int
         Rows to train on, without those of weight zero.
-    keys : list of float
+    block_means : list of float
         Mean target of each block to train on; of labels, the mean of their places in sorted order.
     labels : list of LabelCounts
         Of each column of labels.
@@ -86,7 +86,7 @@ class Stream:
     rng: np.random.RandomState
     n_rows: int = 0
     labels: list[LabelCounts] = field(default_factory=list)
-    keys: list[float] = field(default_factory=list)
+    block_means: list[float] = field(default_factory=list)
     extremes: Extremes = field(default_factory=Extremes)
     moments: dict[tuple[TargetScaling, bool], Moments] = field(default_factory=dict)
 
@@ -129,7 +129,13 @@ class Stream:
         blocks = GraphBlocks(self, estimator, state, loss, ignores=ignores)
         rng, prefetch = self.rng if shuffle else None, self.prefetch
         return BlockBatches(
-            blocks, size, rng, buffer_rows=self.buffer_rows, drop_last=drop_last, prefetch=prefetch, keys=self.keys
+            blocks,
+            size,
+            rng,
+            buffer_rows=self.buffer_rows,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            block_means=self.block_means,
         )
 
     def training_step(
@@ -218,7 +224,7 @@ def opened(estimator: Any, call: Call) -> Call:
     if not isinstance(estimator.loss, Mapping):  # a mapping of losses: several outputs, trained on rows in memory
         source = opened_source(call.X, call.y, call.sample_weight, call.resources)
         if source is not None:
-            return replace(call, blocks=source)
+            return replace(call, source=source)
     elif holds_blocks(call.X) or is_source(call.X):
         raise TypeError(
             f"X is a {type(call.X).__name__}, a table to be read in blocks, and {type(estimator).__name__} trains on "
@@ -279,7 +285,7 @@ def rows_in_buffer(source: Any, sizes: Sequence[int]) -> tuple[Any, np.ndarray, 
 
 def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None) -> Call:
     """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
-    source, output_task = call.blocks, estimator._output_task()
+    source, output_task = call.source, estimator._output_task()
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = sizes_of_blocks(source)
     fraction = getattr(source, "validation_fraction", None)
@@ -309,7 +315,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: Fit
         held_out.sort()
     stream = Stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
 
-    # One pass over the targets. Blocks are dealt by their means: see BlockBatches.
+    # One pass over the targets. BlockBatches mixes the blocks of a window by their mean targets.
     labels_by_block: list[LabelCounts] = []
     known, withheld = call.classes if resumed is None else resumed.decoding.classes, set(held_out)
     for i in filled:
@@ -324,7 +330,7 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: Fit
     if not stream.n_rows:
         raise ValueError("All rows to train on have weight zero.")
     if output_task.classifies:
-        stream.keys = [mean_place(own, stream.labels[0].labels) for own in labels_by_block]
+        stream.block_means = [mean_place(own, stream.labels[0].labels) for own in labels_by_block]
     validation = call.validation
     if held_out:
         validation = sample_of_blocks(source, output_task, held_out, sizes, buffer_rows)
@@ -377,14 +383,14 @@ def add_targets(
     if not output_task.classifies:
         if trains:
             values = output_task.encode(y, None).values
-            stream.keys.append(float(values.mean()))
+            stream.block_means.append(float(values.mean()))
             stream.extremes.update(values if weights is None else values[weights > 0])
             for method in ("standard", "mean"):
                 for centered in (True, False):
                     empty = target_moments(method, centered=centered)
                     stream.moments.setdefault((method, centered), empty).update(values, weights)
         return
-    found = ignored_in(y, output_task.ignore_label)
+    found = masked_labels(y, output_task.ignore_label)
     labels, counted = (y, None) if found is None else found
     columns = labels.reshape(len(labels), -1)
     if classes is not None:
@@ -407,7 +413,7 @@ def counted_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarr
     counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
     if not output_task.classifies:
         return counted
-    found = ignored_in(y, output_task.ignore_label)
+    found = masked_labels(y, output_task.ignore_label)
     labels, known = (y, counted) if found is None else found
     columns, given = labels.reshape(len(labels), -1), output_task.class_weight
     counted &= known.reshape(len(labels), -1).any(axis=1)
@@ -682,7 +688,7 @@ def _accuracy(estimator: Any, batches: Iterator[SourceRows]) -> float:
     right = total = 0.0
     facts: Batching = estimator._batching()
     for rows in batches:
-        labels = counted_labels(np.asarray(rows.y), facts.output_task.ignore_label).reshape(rows.n_rows, -1)
+        labels = mask_of_labels(np.asarray(rows.y), facts.output_task.ignore_label).reshape(rows.n_rows, -1)
         counted = labels.any(axis=1) if facts.decoding.positions is None else labels.sum(axis=1)
         weight = float((checked_weights(rows.weights, rows.n_rows) * counted).sum())
         if weight:  # scikit-learn's accuracy of no row is an error

@@ -644,12 +644,12 @@ class StatefulTraining:
 
 def _part_of_epoch(part: Any, stored: State) -> tuple[EpochPart, float]:
     """Read the part of an epoch after which a state was stored, and the learning rate of its last step."""
-    first, total, seen, rate = (part[name] for name in ("first_step", "total", "seen", "rate"))
-    if not _is_count(first) or first >= stored["progress"]["step"]:
+    before, total, weight, rate = (part[name] for name in ("steps_before", "total", "weight", "rate"))
+    if not _is_count(before) or before >= stored["progress"]["step"]:
         raise ValueError("the part of its epoch has no steps")
-    if not all(isinstance(one, float) and math.isfinite(one) for one in (total, seen, rate)) or min(seen, rate) < 0:
+    if not all(isinstance(one, float) and math.isfinite(one) for one in (total, weight, rate)) or min(weight, rate) < 0:
         raise ValueError("the part of its epoch has no sum of losses")
-    return EpochPart(first, total, seen), rate
+    return EpochPart(before, total, weight), rate
 
 
 # Identity of a training: its settings, graph, data, and the state that it begins from.

@@ -119,7 +119,7 @@ def several_outputs(output_tasks: Tasks) -> Preparation:
             estimator, output_tasks, call, graph, resumed
         ),
         decoding=partial(choose_decodings, output_tasks),
-        complete_state=partial(complete_state_of_outputs, output_tasks),
+        check_state=partial(check_state_of_outputs, output_tasks),
         validation=partial(validation_of_outputs, output_tasks),
         exported=partial(exported_outputs, output_tasks),
     )
@@ -189,7 +189,7 @@ def choose_decodings(
     )
 
 
-def complete_state_of_outputs(
+def check_state_of_outputs(
     output_tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
 ) -> list[np.ndarray]:
     """Complete a state; raise if it does not predict what the given graph does, output by output.

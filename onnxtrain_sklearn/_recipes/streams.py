@@ -59,7 +59,7 @@ class BlockExamples:
         given = recipe.class_weight
         self._class_weight: Any = None if isinstance(given, str) else given
         # Of each block: the mean target, by which folds are dealt, and the number of rows that count.
-        self._keys: dict[int, float] = {}
+        self._block_means: dict[int, float] = {}
         self._counts: dict[int, int] = {}
         self._alone = set[int]()  # blocks that alone hold a class
         self.targets_of_all = self._read_targets()
@@ -132,7 +132,7 @@ class BlockExamples:
                     labels_by_block[i] = LabelCounts().update(columns[0])
                 else:
                     targets = recipe._encode(y)
-                    self._keys[i] = float(np.mean(targets.values))
+                    self._block_means[i] = float(np.mean(targets.values))
         # The check reads the largest weight and the sum, which these two numbers have in common with all rows.
         require_usable_weights(np.array([largest, max(0.0, total - largest)]))
         if not classifies:
@@ -144,7 +144,7 @@ class BlockExamples:
         rows = np.stack([np.resize(counts.labels, n_rows) for counts in labels], axis=1)
         targets = recipe._encode(rows.ravel() if len(labels) == 1 else rows)
         self._class_weight = _class_weights(recipe.class_weight, targets, rows, labels)
-        self._keys = {i: mean_place(counts, labels[0].labels) for i, counts in labels_by_block.items()}
+        self._block_means = {i: mean_place(counts, labels[0].labels) for i, counts in labels_by_block.items()}
         if len(labels) == 1:
             blocks = Counter(label for counts in labels_by_block.values() for label in counts.labels.tolist())
             self._alone = {
@@ -170,7 +170,7 @@ class BlockExamples:
         self._fold = dict.fromkeys(used.tolist(), -1)
         if fraction is not None:
             order = np.array([i for i in used.tolist() if i not in self._alone], int)
-            order = order[np.argsort([self._keys[i] for i in order.tolist()], kind="stable")]
+            order = order[np.argsort([self._block_means[i] for i in order.tolist()], kind="stable")]
             n_folds = min(len(order), max(count, round(1 / fraction)))
             if n_folds < max(count, 2):
                 raise ValueError(

@@ -44,7 +44,7 @@ class DevicePass:
 
     engine: str
     buffers: BatchBuffers
-    gradient: Binding
+    gradient_graph: Binding
     uniform: UniformNumbers
 
 
@@ -158,12 +158,12 @@ class DeviceStep(OneProcess):
                 feeds |= {**self._data, ROW_NUMBERS: order.part(start, shape)}
             else:  # the host gathers the rows
                 minibatch.fill(one.buffers)
-                one.gradient.require_indices(one.buffers.columns)
+                one.gradient_graph.require_indices(one.buffers.columns)
             start += shape[0]
             if one.uniform.buffers:
-                one.uniform.draw(self.optimizer_state.draws, every[step].dropout)
+                one.uniform.draw(self.optimizer_state.draws, every[step].dropout_factor)
                 self.optimizer_state.draws += 1
-            one.gradient.run(**feeds)
+            one.gradient_graph.run(**feeds)
             if self._copy is not None:
                 self._copy.run()
             first, last = groups.position(i)
@@ -193,7 +193,7 @@ class DeviceStep(OneProcess):
         """Upload the trained parameters, and the data if they fit."""
         self._vectors.upload()
         data = {f"{DATA}{name}": array for name, array in (batches.resident(RESIDENT_LIMIT) or {}).items()}
-        self._pass(self.batch_size, resident=True).gradient.require_indices(data)
+        self._pass(self.batch_size, resident=True).gradient_graph.require_indices(data)
         self._data = {name: self._vectors.new(array) for name, array in data.items()}
         self._loaded = batches
 

@@ -53,30 +53,30 @@ class KeptWeights:
         if resumes:
             return
         if self._copies_first:
-            self.note()
+            self.copy_first()
         if self._moving.size:
             self._statistics = self._moving.copy()  # a pass changes them before the loss is known
 
-    def note(self) -> None:
+    def copy_first(self) -> None:
         """Copy the weights, because they will change before their loss is known."""
         self._first = self._parameters.buffer.copy()
 
-    def keep(self) -> None:
+    def keep_first(self) -> None:
         """Keep the weights that gave the first finite loss of the epoch.
 
-        On the host they are not updated yet; on a device they are those that :meth:`note` copied.
+        On the host they are not updated yet; on a device they are those that :meth:`copy_first` copied.
         """
         if self._is_kept:
             return
         if self._first is not None:
             self._history.last_finite, self._first, self._is_kept = self._first, None, True
             return
-        self.renew()
+        self.keep_current()
         end = len(self._parameters.vector)
         if self._statistics is not None and self._history.last_finite is not None:
             self._history.last_finite[end : end + len(self._statistics)] = self._statistics
 
-    def renew(self) -> None:
+    def keep_current(self) -> None:
         """Keep the current weights."""
         history, buffer = self._history, self._parameters.buffer
         if history.last_finite is None:

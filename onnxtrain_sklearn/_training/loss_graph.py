@@ -95,6 +95,10 @@ def training_graph(
 def _mean_loss(
     op: GraphBuilder, settings: StepSettings, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, *, of_pairs: bool
 ) -> ir.Value:
+    """Emit the mean of the losses of rows, weighted by ``sample_weight``.
+
+    With ``of_pairs``, each score compares two classes.
+    """
     assert isinstance(settings.loss, Loss)
     if settings.task == "multiclass" and of_pairs:
         classes = n_classes_of(settings.n_scores)
@@ -248,9 +252,9 @@ def append_total_loss(
         factor = parts[count + i] if total.has_factors else None
         weight = sample_weight if factor is None else op.Mul(sample_weight, op.Reshape(factor, [batch_size]))
         if one.positions is not None:
-            losses = _rows_at_positions(op, one, one.positions, own, parts[i], weight, batch_size)
+            losses = _row_losses_at_positions(op, one, one.positions, own, parts[i], weight, batch_size)
         else:
-            losses = _means(op, one, as_columns(op, own, batch_size, one.n_scores), parts[i], weight)
+            losses = _row_losses(op, one, as_columns(op, own, batch_size, one.n_scores), parts[i], weight)
         losses = losses if factor is None else op.Mul(losses, factor)
         losses = losses if one.weight == 1 else op.Mul(losses, float(one.weight))
         rows = losses if rows is None else op.Add(rows, losses)
@@ -274,7 +278,7 @@ def as_columns(op: GraphBuilder, scores: ir.Value, batch_size: int, n_scores: in
     return op.Reshape(scores, [batch_size, n_scores])
 
 
-def _rows_at_positions(
+def _row_losses_at_positions(
     op: GraphBuilder,
     one: OutputLoss,
     positions: Positions,
@@ -293,11 +297,12 @@ def _rows_at_positions(
     every = op.Reshape(op.Mul(shares, op.Unsqueeze(weight, axes=[1])), [batch_size * one.width])
     flat = op.Relu(op.Reshape(y, [batch_size * one.width, 1]))  # what does not count has a weight of zero
     columns = op.Reshape(whole, [batch_size * one.width, one.n_scores])
-    losses = op.Reshape(_means(op, one, columns, flat, every), [batch_size, one.width])
+    losses = op.Reshape(_row_losses(op, one, columns, flat, every), [batch_size, one.width])
     return op.ReduceSum(op.Mul(losses, shares), axes=[1], keepdims=True)
 
 
-def _means(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value, weight: ir.Value) -> ir.Value:
+def _row_losses(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value, weight: ir.Value) -> ir.Value:
+    """Emit the loss of each row on one of several outputs."""
     loss: RowLoss = one.loss
     if one.task == "multiclass" and one.link == "softmax" and takes_labels(one.loss, one.n_scores):
         loss, y = LossOfLabels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)

@@ -133,7 +133,8 @@ class HostPasses:
     """
 
     def __init__(self, parts: StepParts) -> None:
-        self._parts, self._pads = parts, where_rows_meet(parts.graph, parts.settings) is None
+        self._parts, self._batch_size = parts, parts.batch_size
+        self._pads = where_rows_meet(parts.graph, parts.settings) is None
         graph = self._graph(parts.batch_size, first=True)
         self.program = graph.program
 
@@ -153,26 +154,25 @@ class HostPasses:
                 view, axis = parameters.gradient_view(product.weight), int(product.transposed)
                 least = max(LEAST_ROWS_PER_INDEX, LEAST_ELEMENTS_PER_INDEX // view.shape[1 - axis])
                 most = None if lazy else view.shape[axis] // least
-                gradient = RowSparseGradient(view, 0, rewritten=rewritten, axis=axis, most=most)
+                gradient = RowSparseGradient(view, 0, rewritten=rewritten, axis=axis, most_indices=most)
                 self.row_sparse[product.weight] = gradient
 
         self._known = {parts.batch_size: HostPass(graph, self.row_sparse)}
-        self._current = self._known[parts.batch_size]
+        self._selected = self._known[parts.batch_size]
 
-    def buffers(self, rows: int) -> BatchBuffers:
-        """Return the buffers that the next pass reads, for a minibatch of ``rows`` rows.
+    def select(self, n_rows: int) -> BatchBuffers:
+        """Select the pass that :meth:`run` runs from now on, for minibatches of ``n_rows`` rows; return its buffers.
 
-        Their columns are the graph's inputs and the target (:data:`TARGET`). They have the size of a full minibatch, or
-        exactly ``rows`` rows if rows meet.
+        The columns of the buffers are the graph's inputs and the target (:data:`TARGET`). They have the size of a full
+        minibatch, or exactly ``n_rows`` rows if rows meet.
         """
-        size = self._parts.batch_size if self._pads else rows
+        size = self._batch_size if self._pads else n_rows
         if size not in self._known:
             # Keep at most one other size: each pass holds a session and buffers.
-            self._known = {n: known for n, known in self._known.items() if n == self._parts.batch_size}
+            self._known = {n: known for n, known in self._known.items() if n == self._batch_size}
             self._known[size] = HostPass(self._graph(size, first=False), self.row_sparse)
-        self._current = self._known[size]
-        self._current.buffers.forget()
-        return self._current.buffers
+        self._selected = self._known[size]
+        return self._selected.buffers
 
     def begin(self) -> None:
         """Begin a step in which no row of a matrix has occurred yet."""
@@ -180,8 +180,8 @@ class HostPasses:
             gradient.begin()
 
     def run(self, dropout: float) -> float:
-        """Compute the gradients of the mean loss of the minibatch in the buffers; return the loss."""
-        return self._current.run(self._parts.optimizer_state, dropout)
+        """Run the selected pass on the minibatch in its buffers; return the loss."""
+        return self._selected.run(self._parts.optimizer_state, dropout)
 
     def _graph(self, batch_size: int, *, first: bool) -> PassGraph:
         parts = self._parts
@@ -221,15 +221,15 @@ class HostPass:
         gradients = {name: parameters.gradient_view(name) for name in parameters.names if name not in outside}
         gradients |= {one.first.name: one.product_gradient for one in products if one.gradient is not None}
         gradients |= {one.lookup.rows: one.row_gradients for one in lookups}
-        self.gradient: Binding | BoundCode
+        self.gradient_graph: Binding | BoundCode
         if program.code is None:
             threads = devices.available_threads() if program.work >= PARALLEL_WORK else 1
-            self.gradient = graph.bind(inputs, outputs, gradients, next_statistics, threads)
+            self.gradient_graph = graph.bind(inputs, outputs, gradients, next_statistics, threads)
         else:
             next_names = parts.graph.running_statistics
             written = {**outputs, **{f"{name}_grad": array for name, array in gradients.items()}}
             written |= {next_names[name]: array for name, array in next_statistics.items()}
-            self.gradient = BoundCode(program.code, inputs, written)
+            self.gradient_graph = BoundCode(program.code, inputs, written)
 
         def add_lookups() -> None:
             for name in dict.fromkeys(one.lookup.weight for one in lookups):
@@ -241,7 +241,7 @@ class HostPass:
         self._calls: Sequence[Callable[[], object]] = [
             *(one.forward for one in products),
             *([] if at_labels is None else [at_labels.update]),
-            self.gradient.run,
+            self.gradient_graph.run,
             *(one.backward for one in products),
             *([add_lookups] if lookups else []),
             *(partial(np.copyto, parameters.view(name), array) for name, array in next_statistics.items()),
@@ -252,8 +252,8 @@ class HostPass:
         if self._uniform.buffers:
             self._uniform.draw(optimizer_state.draws, dropout)
             optimizer_state.draws += 1
-        if isinstance(self.gradient, BoundCode):
-            self.gradient.compute_rows(self.buffers.count)
+        if isinstance(self.gradient_graph, BoundCode):
+            self.gradient_graph.compute_rows(self.buffers.count)
         if not (self._weights.of_ones and self.buffers.has_ones):
             self._weights.update()
         for call in self._calls:
@@ -298,7 +298,7 @@ class HostProduct:
             self.gradient.fill(0)
         else:
             self._row_sparse.clear()
-            self._row_sparse.note(rows.indices, columns.occurring_columns(rows))
+            self._row_sparse.record(rows.indices, columns.occurring_columns(rows))
         columns.add_gradient(rows, self.product_gradient, self.gradient, transposed=self.first.transposed)
 
 
@@ -336,22 +336,22 @@ class RowSparseGradient:
     ----------
     values : ndarray of shape (n_rows, n_columns)
         A view into the vector of gradients.
-    count : int
+    n_indices : int
         Indices of a full minibatch; 0 if the number differs between minibatches.
     rewritten : bool
         Whether penalty, clipping or accumulation change the gradients after the pass, so that all must be cleared.
     axis : int, default=0
         1 if the matrix is stored transposed, so that its columns are the rows.
-    most : int, default=None
+    most_indices : int, default=None
         Number of indices above which a step updates the whole matrix. None: always row by row, because of
-        ``lazy_rows``, or because ``count`` is small enough (embeddings).
+        ``lazy_rows``, or because ``n_indices`` is small enough (embeddings).
     """
 
     def __init__(
-        self, values: np.ndarray, count: int, *, rewritten: bool, axis: int = 0, most: int | None = None
+        self, values: np.ndarray, n_indices: int, *, rewritten: bool, axis: int = 0, most_indices: int | None = None
     ) -> None:
-        self.values, self.count, self._rewritten = values, count, rewritten
-        self.axis, self.most, self.n_rows = axis, most, values.shape[axis]
+        self.values, self.n_indices, self._rewritten = values, n_indices, rewritten
+        self.axis, self.most_indices, self.n_rows = axis, most_indices, values.shape[axis]
         self._written: list[np.ndarray] = []
         self._occurring: list[np.ndarray] = []
         self._last = np.zeros(self.n_rows, np.int32)
@@ -364,9 +364,9 @@ class RowSparseGradient:
     @property
     def is_dense(self) -> bool:
         """True if so many rows occur that the whole matrix is updated."""
-        return self.most is not None and sum(map(len, self._occurring)) > self.most
+        return self.most_indices is not None and sum(map(len, self._occurring)) > self.most_indices
 
-    def rows(self, repeated: int) -> np.ndarray:
+    def occurring_rows(self, repeated: int) -> np.ndarray:
         """Return the rows that occurred since :meth:`begin`, without the padding row.
 
         If there are at most ``repeated`` indices, duplicates are kept.
@@ -389,7 +389,7 @@ class RowSparseGradient:
                 self.values[rows if self.axis == 0 else (slice(None), rows)] = 0
         self._written = []
 
-    def note(self, places: np.ndarray, occurring: np.ndarray) -> None:
+    def record(self, places: np.ndarray, occurring: np.ndarray) -> None:
         """Record rows whose gradients the caller adds: ``places`` are written, ``occurring`` hold nonzero data."""
         rows = occurring.astype(np.intp)  # indexing by other integers takes twice as long
         self._written.append(rows if occurring is places else places)

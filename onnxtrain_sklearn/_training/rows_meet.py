@@ -192,8 +192,8 @@ def _meet_in_trial(
             return [np.asarray(found) for found in sessions.run_session(session, list(ends), {**feeds, **fixed})]
 
         def draw(trial: int, rows: int) -> dict[str, np.ndarray]:
-            kinds = (np.random.RandomState(1 + trial), rows)
-            return {v.name or "": _numbers(kinds[0], v, trial, rows) for v in given if v.name in by_row}
+            rng = np.random.RandomState(1 + trial)
+            return {v.name or "": _numbers(rng, v, trial, rows) for v in given if v.name in by_row}
 
         return meet_in_numbers(run, draw)
     except Exception:  # of whatever cannot be run with such numbers

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import onnx_ir as ir
 
-from .._data.batches import BatchBuffers, Batches, filled
+from .._data.batches import BatchBuffers, Batches, Minibatch
 from .._model.precision import in_dtype
 from .._model.trainable import TrainableModel
 from .._ort import sessions
@@ -199,10 +199,11 @@ class HostStep(OneProcess):
         if self._updates is not None:
             self._updates.prepare((batches.n_minibatches or 0) // self.settings.accumulate)
         if self._accumulation is None:
-            # Each turn of ``filled`` copies the rows of a minibatch into the buffers, which the session reads.
-            for weight in filled(batches.epoch(skip), self.passes.buffers):
+            for minibatch in batches.epoch(skip):
+                weight = self.load(minibatch)
+                del minibatch  # it may hold the window of a stream
                 rates = next_rates()
-                loss = self.compute_gradients(weight, rates.dropout)
+                loss = self.compute_gradients(weight, rates.dropout_factor)
                 yield weight, loss
                 self.update(rates)
                 if after is not None and after(loss):
@@ -216,9 +217,9 @@ class HostStep(OneProcess):
             total, loss = sum(one.weight for one in group), 0.0
             self.passes.begin()
             for i, one in enumerate(group):
-                one.fill(self.passes.buffers(len(one.rows)))
+                self.load(one)
                 share = one.weight / total if total > 0 else 0.0
-                loss += share * self.passes.run(rates.dropout)
+                loss += share * self.passes.run(rates.dropout_factor)
                 self._accumulation.add(i, len(group), share)
             for stage in self._gradient_stages:
                 loss += stage.run(total)
@@ -228,9 +229,16 @@ class HostStep(OneProcess):
             if after is not None and after(loss):
                 return
 
-    def buffers(self, rows: int) -> BatchBuffers:
-        """Return the buffers that the next pass reads, for a minibatch of ``rows`` rows."""
-        return self.passes.buffers(rows)
+    def load(self, minibatch: Minibatch) -> float:
+        """Write a minibatch into the buffers of the pass for its number of rows, which runs next; return its weight."""
+        minibatch.fill(self.passes.select(len(minibatch.rows)))
+        return minibatch.weight
+
+    def select(self, n_rows: int) -> BatchBuffers:
+        """Return the buffers of the pass that runs next, which is for ``n_rows`` rows; the caller writes them."""
+        buffers = self.passes.select(n_rows)
+        buffers.forget()
+        return buffers
 
     def compute_gradients(self, weight: float, dropout: float = 1.0) -> float:
         """Compute the gradients of the minibatch in the buffers, as the update reads them; return its loss.
@@ -283,6 +291,7 @@ def in_trainable_type(
     trained = FlatParameters(
         {n: weights[n] for n in names}, graph.dtype, {n: weights[n] for n in graph.running_statistics}
     )
+    # No list of kernels tells: make a step of two rows, and see whether onnxruntime opens its sessions.
     try:
         HostStep(StepParts(graph, plain, trained, {}, OptimizerState(), batch_size=2, sparse=sparse))
     except Exception as error:

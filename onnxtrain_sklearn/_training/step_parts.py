@@ -174,8 +174,8 @@ class Rates(NamedTuple):
     """The learning rate of a step, and the factors of weight decay and dropout by their schedules."""
 
     learning_rate: float
-    decay: float = 1.0
-    dropout: float = 1.0
+    decay_factor: float = 1.0
+    dropout_factor: float = 1.0
 
 
 @dataclass

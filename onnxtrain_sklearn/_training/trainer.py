@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from .._data.batches import Batches, filled
+from .._data.batches import Batches
 from .._utils.errors import ignores_float_errors
 from ..exceptions import DivergenceError, warn
 from ..optimizers import LBFGS
@@ -34,15 +34,15 @@ class EpochPart:
 
     Attributes
     ----------
-    first_step : int
+    steps_before : int
         Steps of all calls before the epoch.
-    total, seen : float
-        Weighted sum of the losses, and sum of the weights.
+    total, weight : float
+        Weighted sum of the losses, and sum of the weights; 0 before the first step.
     """
 
-    first_step: int
+    steps_before: int
     total: float = 0.0
-    seen: float = 0.0
+    weight: float = 0.0
 
 
 # Events of the loop for its watcher: the callbacks of an estimator.
@@ -126,7 +126,7 @@ class Trainer:
         All data that training depends on; each item has a method ``digest``.
     validation_loss : callable () -> float, or None
         Loss of the current parameters on the validation data, which early stopping watches instead of the score.
-    first_epoch : int
+    epochs_before : int
         Epochs before this call.
     part : EpochPart or None
         The part of the present epoch that is trained; None between epochs.
@@ -159,7 +159,7 @@ class Trainer:
         self.part: EpochPart | None = None
         self._resumed: EpochPart | None = None
         self._report = report_of(settings.verbose, settings.max_iter)
-        self.first_epoch = history.progress.epoch
+        self.epochs_before = history.progress.epoch
         self.rates = ScheduledRates(
             history,
             settings.learning_rate_init,
@@ -213,10 +213,10 @@ class Trainer:
         self.history.change(early_stopping=False, best_watched=self.history.best_score)
         self.rates.warn_if_finished()
         if self._settings.verbose:  # each call adds a line to the table
-            self._report = EpochTable(goes_on=self.first_epoch > 0)
+            self._report = EpochTable(goes_on=self.epochs_before > 0)
 
         def one_epoch() -> bool:
-            if self.history.progress.epoch == self.first_epoch:  # a checkpoint may already include this epoch
+            if self.history.progress.epoch == self.epochs_before:  # a checkpoint may already include this epoch
                 self._conclude(self._record(*self._epoch()))
             return True
 
@@ -273,7 +273,7 @@ class Trainer:
 
     def _train(self) -> bool:
         """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
-        done = self.history.progress.epoch - self.first_epoch  # by a restored state of this call
+        done = self.history.progress.epoch - self.epochs_before  # by a restored state of this call
         for _ in range(self._settings.max_iter - done):
             ended = self._record(*self._epoch())
             if not ended and self.history.idle_epochs > self._settings.n_iter_no_change:
@@ -292,7 +292,7 @@ class Trainer:
         step, accumulate = self.history.progress.step, self._settings.accumulate
         self.part = part = EpochPart(step) if resumed is None else resumed
         after = None if self._step_hook is None else self._after_step
-        skip = (step - part.first_step) * accumulate
+        skip = (step - part.steps_before) * accumulate
         try:
             _run_steps(self.step.train(self.batches, self.rates.advance, after, skip), self._kept, part)
         finally:
@@ -301,9 +301,9 @@ class Trainer:
             self._diverge()
         rows = self.batches.n_rows
         if self._stopped and self.batches.n_minibatches is not None:  # a callback may have stopped mid-epoch
-            rows = min(rows, (self.history.progress.step - part.first_step) * accumulate * self.batches.size)
+            rows = min(rows, (self.history.progress.step - part.steps_before) * accumulate * self.batches.size)
         # Divide by the total weight if known: the sum over minibatches rounds differently for each order of rows.
-        return part.total / (part.seen if self.batches.weight is None or self._stopped else self.batches.weight), rows
+        return part.total / (part.weight if self.batches.weight is None or self._stopped else self.batches.weight), rows
 
     def _after_step(self, loss: float) -> bool:
         """Call the hook of a step; return True if training ends."""
@@ -346,7 +346,7 @@ class Trainer:
             rate=rate,
             seconds=took,
         )
-        self._report.show(self.history, rate, self.history.progress.epoch - self.first_epoch)
+        self._report.show(self.history, rate, self.history.progress.epoch - self.epochs_before)
         if not settings.callbacks and self.watcher is None:
             return False
         answers: list[object] = [self._stopped]
@@ -367,9 +367,9 @@ def _run_steps(steps: Iterable[tuple[float, float]], kept: KeptWeights, part: Ep
         part.total += weight * loss
         if not math.isfinite(part.total):
             break
-        if not part.seen:
-            kept.keep()
-        part.seen += weight
+        if not part.weight:  # the first step
+            kept.keep_first()
+        part.weight += weight
 
 
 SINGLE_THREAD_LENGTH = 10_000
@@ -422,7 +422,7 @@ class FullBatchTrainer(Trainer):
         There is no warning if a line search finds no lower loss: in float32 this happens at a minimum. But if the
         search met losses that are not finite and ended at its start, nothing was trained: that is divergence.
         """
-        self._kept.note()
+        self._kept.copy_first()
         start = self._vector.copy()
         self._reached[...] = start
         try:
@@ -448,7 +448,9 @@ class FullBatchTrainer(Trainer):
         step, total_weight = self._gradient_step, self._weight
         self._vector[...] = vector
         loss, gradient = 0.0, np.zeros(len(vector))
-        for weight in filled(self.batches.epoch(), step.buffers):
+        for minibatch in self.batches.epoch():
+            weight = step.load(minibatch)
+            del minibatch  # it may hold the window of a stream
             loss += weight * step.compute_gradients(total_weight)
             gradient += weight * step.parameters.gradient
         self._met_overflow |= not math.isfinite(loss)
@@ -459,7 +461,7 @@ class FullBatchTrainer(Trainer):
         self._reached[...] = self._vector[...] = vector
         if not (math.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
-        self._kept.renew()
+        self._kept.keep_current()
         if self._step_hook is not None:
             before = self._vector.copy()
             self._after_step(loss)

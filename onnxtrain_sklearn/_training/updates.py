@@ -117,7 +117,7 @@ class SegmentUpdate:
         """Returns the scalars of a step, by its rates and its number from 1."""
         found, factor = self.program.scalars, self.segment.factors.rate
         if self.program.scheduled:
-            return lambda rates, t: found(float(rates.learning_rate * factor), t, rates.decay)
+            return lambda rates, t: found(float(rates.learning_rate * factor), t, rates.decay_factor)
         return lambda rates, t: found(float(rates.learning_rate * factor), t)
 
     def slots(self, state: Mapping[str, X]) -> dict[str, X]:
@@ -313,7 +313,7 @@ class HostUpdates:
             for part, row_sparse in self._parts(segment):
                 arrays, gradients = part.host_arrays(vector, gradient, self._slots)
                 every: Sequence[VectorUpdate] = ()
-                if row_sparse is None or row_sparse.most is not None:
+                if row_sparse is None or row_sparse.most_indices is not None:
                     every = _vector_updates(part, arrays, gradients, group.scalars)
                 if row_sparse is None:
                     group.updates.extend(every)
@@ -332,7 +332,7 @@ class HostUpdates:
                 continue
             if self._lazy:
                 require_rows_apart(segment.segment.optimizer)
-            elif not idle_rows_stay or 2 * gradient.count > gradient.n_rows:
+            elif not idle_rows_stay or 2 * gradient.n_indices > gradient.n_rows:
                 continue
             found += [(slice(start, span.start), None), (span, gradient)]
             start = span.stop
@@ -407,7 +407,7 @@ class RowUpdate:
                 update.run()
             return
         # Within one block a repeated row does no harm: its copies are updated alike.
-        rows, step = self._gradient.rows(repeated=self._size), -(-self._size // BLOCK_SIZES)
+        rows, step = self._gradient.occurring_rows(repeated=self._size), -(-self._size // BLOCK_SIZES)
         for start in range(0, len(rows), self._size):
             part = rows[start : start + self._size]
             count = min(self._size, -(-len(part) // step) * step)

@@ -241,7 +241,7 @@ def _facts(part: Part, output_task: OutputTask, classes: Classes, with_content: 
         add_targets(known, output_task, y, weights, classes, own, trains=counted > 0)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{place}: {error}") from error
-    key = known.keys[0] if known.keys else 0.0
+    key = known.block_means[0] if known.block_means else 0.0
     return Facts(
         len(y), counted, content, known.labels, own[0] if own else None, key, known.extremes, dict(known.moments)
     )

@@ -115,7 +115,7 @@ def computed(monkeypatch):
     found, run = [], HostPass.run
 
     def poisoned(one, state, dropout):
-        code = one.gradient
+        code = one.gradient_graph
         code.compute_rows(one.buffers.count)
         rows = int(code._arrays[1][-1])
         poison(code._arrays[0][-2])

@@ -10,8 +10,9 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_array_equal
 
-from onnxtrain_sklearn._data.batches import ArrayBatches, BatchBuffers, Block, BlockBatches, filled
+from onnxtrain_sklearn._data.batches import ArrayBatches, BatchBuffers, Block, BlockBatches
 from onnxtrain_sklearn._data.columns import InputData, SparseRows
+from tests.helpers.steps import filled
 
 FLOAT = np.dtype(np.float32)
 
@@ -45,7 +46,7 @@ def epoch(source, capacity):
     buffers = BatchBuffers({"X": np.zeros((capacity, 1), np.float32)}, np.zeros(capacity, np.float32))
     return [
         (buffers.columns["X"].ravel().tolist(), buffers.sample_weight.tolist(), total, buffers.count)
-        for total in filled(source.epoch(), lambda rows: buffers)
+        for total in filled(source.epoch(), buffers)
     ]
 
 
@@ -153,7 +154,7 @@ def test_sparse_rows_are_gathered_across_blocks():
     stream = BlockBatches(ListedBlocks(X, borders=(7, 20)), 6, None, buffer_rows=15)
     buffers = BatchBuffers({}, np.zeros(6, np.float32), {"X": SparseRows()})
     found = []
-    for _ in filled(stream.epoch(), lambda rows: buffers):
+    for _ in filled(stream.epoch(), buffers):
         held = buffers.sparse["X"].rows
         found.append(sp.csr_array((held.data, held.indices, held.indptr), held.shape).toarray()[: buffers.count])
     assert_array_equal(np.concatenate(found), X.toarray())
@@ -185,7 +186,7 @@ def test_memory_is_that_of_a_window_and_a_block():
     stream = BlockBatches(Made(), 64, np.random.RandomState(0), buffer_rows=window)
     buffers = BatchBuffers({"X": np.zeros((64, width), np.float32)}, np.zeros(64, np.float32))
     tracemalloc.start()
-    total = sum(filled(stream.epoch(), lambda rows: buffers))
+    total = sum(filled(stream.epoch(), buffers))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert total == rows

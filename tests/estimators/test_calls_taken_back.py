@@ -240,9 +240,9 @@ def failing_passes(after):
 
     def device_pass(step, *arguments, plain=DeviceStep._pass, **named):
         one = plain(step, *arguments, **named)
-        gradient = mock.Mock(wraps=one.gradient)
-        gradient.run.side_effect = lambda **feeds: one.gradient.run(**feeds) or counted()
-        return replace(one, gradient=gradient)
+        gradient = mock.Mock(wraps=one.gradient_graph)
+        gradient.run.side_effect = lambda **feeds: one.gradient_graph.run(**feeds) or counted()
+        return replace(one, gradient_graph=gradient)
 
     with mock.patch.object(HostPass, "run", run), mock.patch.object(DeviceStep, "_pass", device_pass):
         yield

@@ -35,13 +35,22 @@ def new_step(proto, *, batch, trainable=None, dtype=None, output=None, **setting
 def fill(step, X, y, weights=None, column="X"):
     """Put rows into the buffers, padded as a minibatch is; return the sum of their weights."""
     weights = np.ones(len(X)) if weights is None else weights
-    buffers = step.buffers(step.batch_size)
+    buffers = step.select(step.batch_size)
     for buffer, rows in ((buffers.columns[column], X), (buffers.columns[TARGET], y)):
         buffer[: len(X)] = np.reshape(rows, (len(X), *buffer.shape[1:]))
         buffer[len(X) :] = buffer[0]
     buffers.sample_weight[...] = 0
     buffers.sample_weight[: len(X)] = weights
     return float(np.sum(weights))
+
+
+def filled(minibatches, buffers):
+    """Write one minibatch after the other into the buffers; yield the sum of the weights of each."""
+    for one in minibatches:
+        one.fill(buffers)
+        weight = one.weight
+        del one  # it may hold the window of a stream
+        yield weight
 
 
 def data(n=8, k=4, seed=0):
@@ -68,7 +77,7 @@ def new_like(step, **changes):
     """The same step with other settings, on the same rows."""
     names = step.parameters.names
     other = new_step(mlp(), batch=step.batch_size, trainable=names, **changes)
-    buffers, like = step.buffers(step.batch_size), other.buffers(step.batch_size)
+    buffers, like = step.select(step.batch_size), other.select(step.batch_size)
     for name, column in buffers.columns.items():
         like.columns[name][...] = column
     like.sample_weight[...] = buffers.sample_weight
@@ -78,6 +87,6 @@ def new_like(step, **changes):
 def one_step(step: HostStep, rate: float, weight: float) -> float:
     """Train on the minibatch in the buffers, whose weights sum to ``weight``; return its loss before the update."""
     rates = Rates(rate)
-    loss = step.compute_gradients(weight, rates.dropout)
+    loss = step.compute_gradients(weight, rates.dropout_factor)
     step.update(rates)
     return loss
