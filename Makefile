@@ -32,6 +32,7 @@
 #   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
 #   make docs            the site in site/: the pages of docs/, the examples, which it runs, and the reference of all
 #                        public names; a warning or a link within the site that leads nowhere is an error
+#   make dist            the wheel and the source distribution, in dist/
 #   make docs-links      whether the links out of the site lead somewhere; needs the web
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
 # current onnxruntime in place of the training runtime, which has wheels for Linux and Python up to 3.12 only: elsewhere
@@ -39,9 +40,9 @@
 # are handed to pytest. make quick CASES=2 takes two cases of every test, AND=training_runtime adds all tests with that
 # mark, make test LINT= leaves ruff and mypy out.
 
-SHELL := /bin/bash
+SHELL := bash
 VENV ?= .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 STAMP := $(VENV)/.installed
 EXTRAS ?=
 PYTEST_ARGS ?= -n 2 --dist worksteal
@@ -70,7 +71,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup modules demo quick test test-all test-dask prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links clean test-web
+.PHONY: help setup modules demo quick test test-all test-dask prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links dist clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -131,6 +132,10 @@ bench: $(STAMP)
 bench-engines: $(STAMP)
 	$(BIN)/python benchmarks/engine_step.py
 	$(BIN)/python benchmarks/engine_families.py
+
+dist: $(STAMP)
+	rm -rf dist
+	$(or $(UV),$(BIN)/uv) build --quiet --out-dir dist
 
 # The peers have an environment of their own, with the current release of onnxruntime.
 bench-peers: $(PEERS)/.installed
