@@ -11,7 +11,7 @@ from sklearn import datasets
 
 from tests.helpers.command import main
 
-FAST = ["--set", "max_iter=30", "learning_rate_init=0.01", "--quiet"]
+FAST = ["--set", "max_iter=8", "learning_rate_init=0.01", "--quiet"]
 
 
 def write_iris(folder: Path) -> Path:

@@ -356,7 +356,7 @@ def test_seed_decides_which_rows_of_blocks_are_held_out(tmp_path, capsys):
     data = write_parquet(tmp_path / "a.parquet", flights(), group=320)
     told = []
     for seed in (0, 0, 1):
-        options = ["--drop", "late", "--seed", str(seed), "--set", "max_iter=1"]
+        options = ["--drop", "late", "--seed", str(seed), "--model", "mlp", "--set", "max_iter=1"]
         told.append(train(capsys, data, "state", tmp_path, *options)[1])
     assert told[0]["scores"] == told[1]["scores"]
     assert told[0]["rows"] != told[2]["rows"]

@@ -65,7 +65,7 @@ CASES = {
 
 def recipe(kind, engine, y, **settings):
     small = {"hidden_layer_sizes": (12, 12), "max_iter": 3, "random_state": 0, "batch_size": 32}
-    small |= {"n_members": 3} if kind == "TabM" else {}
+    small |= {"n_members": 3} if kind == "TabM" else {"n_ensembles": 1}
     return BOTH[kind][y.dtype.kind == "f"](engine=engine, **{**small, **settings})
 
 

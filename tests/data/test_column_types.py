@@ -84,7 +84,7 @@ def test_missing_decimals_are_missing_numbers(tmp_path):
         regressor().fit(rows_of(written(tmp_path, x2=gaps)))
     with pytest.raises(ValueError, match=r"Row group 0 of .*column 'y' has missing values"):
         regressor().fit(rows_of(written(tmp_path, y=gaps)))
-    settings = {"max_iter": 2, "hidden_layer_sizes": (4,), "random_state": 0}
+    settings = {"n_ensembles": 1, "max_iter": 2, "hidden_layer_sizes": (4,), "random_state": 0}
     frame = pd.DataFrame({"x1": X1, "x2": [np.nan if i % 5 == 0 else x for i, x in enumerate(FLOATS)]})
     expected = RealMLPRegressor(**settings).fit(frame, Y)
     found = RealMLPRegressor(**settings).fit(RowBlocks(written(tmp_path, x2=gaps), "y", columns=["x1", "x2"]))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 X = np.random.default_rng(0).normal(size=(40, 2))
 Y = np.arange(40) % 2
 HIDDEN = np.ma.masked_array(X, mask=X > 1)
-BOTH = [OrtGradientClassifier(MLP((4,)), max_iter=1), RealMLPClassifier(max_iter=1)]
+BOTH = [OrtGradientClassifier(MLP((4,)), max_iter=1), RealMLPClassifier(n_ensembles=1, max_iter=1)]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_hidden_numbers_are_missing(rows):
 
 def test_hidden_text_is_missing():
     texts = np.ma.masked_array(np.array([["a", "b"], ["b", "a"]] * 20, object), mask=X > 1)
-    trained = RealMLPClassifier(max_iter=1, random_state=0).fit(texts, Y)
+    trained = RealMLPClassifier(n_ensembles=1, max_iter=1, random_state=0).fit(texts, Y)
     assert_array_equal(trained.predict_proba(texts), trained.predict_proba(texts.filled(None)))
 
 
@@ -55,7 +55,7 @@ def test_masked_values_are_refused_and_estimator_unchanged():
 
 
 @pytest.mark.parametrize(
-    "estimator", [*BOTH, OrtGradientRegressor(MLP((4,)), max_iter=1), RealMLPRegressor(max_iter=1)]
+    "estimator", [*BOTH, OrtGradientRegressor(MLP((4,)), max_iter=1), RealMLPRegressor(n_ensembles=1, max_iter=1)]
 )
 def test_hidden_targets_and_weights_are_refused(estimator):
     mask = np.arange(40) < 3

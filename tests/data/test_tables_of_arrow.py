@@ -44,7 +44,11 @@ def rows():
 
 @pytest.mark.parametrize("kind", ["like", "real"])
 @pytest.mark.parametrize(
-    "estimator", [RealMLPClassifier(max_iter=1, random_state=0), TabMRegressor(max_iter=1, random_state=0)]
+    "estimator",
+    [
+        RealMLPClassifier(n_ensembles=1, max_iter=1, random_state=0),
+        TabMRegressor(2, hidden_layer_sizes=8, max_iter=1, random_state=0),
+    ],
 )
 def test_tables_of_arrow_are_read_as_data_frames_by_recipes(estimator, kind):
     frame, y = rows()

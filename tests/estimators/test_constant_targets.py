@@ -29,7 +29,7 @@ LOSS_NAMES = [name for name, kind in LOSSES.items() if "regression" in kind.task
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 RECIPES = {
-    "RealMLP": lambda **settings: RealMLPRegressor(max_iter=2, random_state=0, **settings),
+    "RealMLP": lambda **settings: RealMLPRegressor(**{"n_ensembles": 1, "max_iter": 2, "random_state": 0} | settings),
     "TabM": lambda **settings: TabMRegressor(max_iter=2, random_state=0, **settings),
 }
 

@@ -84,10 +84,10 @@ def test_tables_with_text(kind):
 
 
 def test_labels_by_number_and_several_labels():
-    one = fit(RealMLPClassifier(**FAST), TARGETS["strings"])
+    one = fit(RealMLPClassifier(**FAST, n_ensembles=1), TARGETS["strings"])
     label, _ = results(convert(one, zipmap=False, nocl=True))
     assert_array_equal(one.classes_[label], one.predict(X))
-    several = fit(RealMLPClassifier(**FAST), TARGETS["labels"])
+    several = fit(RealMLPClassifier(**FAST, n_ensembles=1), TARGETS["labels"])
     label, values = results(convert(several, zipmap=False))
     same_labels(label, several.predict(X))
     assert_allclose(values, several.predict_proba(X), rtol=0, atol=1e-6)
@@ -118,7 +118,7 @@ def test_transformed_targets(transformer, dtype):
     "inner",
     [
         make_pipeline(StandardScaler(), regressor()),
-        RealMLPRegressor(**FAST),
+        RealMLPRegressor(**FAST, n_ensembles=1),
         make_pipeline(PolynomialFeatures(2), Ridge()),
     ],
     ids=["pipeline", "table", "other"],

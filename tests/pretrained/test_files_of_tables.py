@@ -41,7 +41,12 @@ AT_REST = {"max_iter": 1, "optimizer": "sgd", "learning_rate_init": 1e-30}
 
 REALMLP = {"hidden_layer_sizes": (16, 16), "max_iter": 2, "random_state": 0}
 TABM = REALMLP | {"hidden_layer_sizes": 16, "n_members": 4}
-RECIPES = [RealMLPClassifier(**REALMLP), RealMLPRegressor(**REALMLP), TabMClassifier(**TABM), TabMRegressor(**TABM)]
+RECIPES = [
+    RealMLPClassifier(n_ensembles=1, **REALMLP),
+    RealMLPRegressor(n_ensembles=1, **REALMLP),
+    TabMClassifier(**TABM),
+    TabMRegressor(**TABM),
+]
 
 
 def results(proto, X, missing_text=""):

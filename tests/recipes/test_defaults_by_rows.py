@@ -63,6 +63,7 @@ def test_the_least_loss_on_held_out_rows_chooses_the_epoch():
     assert found == pytest.approx(min(losses), rel=1e-5)
 
 
+@pytest.mark.long
 def test_small_tables_have_better_probabilities_than_by_the_authors_settings():
     rows, y = load_iris(return_X_y=True)
     train, test, y_train, y_test = train_test_split(rows, y, train_size=100, stratify=y, random_state=0)
@@ -70,6 +71,7 @@ def test_small_tables_have_better_probabilities_than_by_the_authors_settings():
     assert log_loss(y_test, auto.predict_proba(test)) < log_loss(y_test, of_authors.predict_proba(test))
 
 
+@pytest.mark.long
 def test_small_tables_of_numbers_score_at_least_as_well_as_the_authors_settings():
     rows, y = load_diabetes(return_X_y=True)
     train, test, y_train, y_test = train_test_split(rows, y, train_size=300, random_state=0)

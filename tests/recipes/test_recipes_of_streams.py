@@ -20,6 +20,7 @@ from onnxtrain_sklearn import (
     TabMClassifier,
     TabMRegressor,
 )
+from onnxtrain_sklearn._data import row_blocks
 from onnxtrain_sklearn._recipes import preprocessing
 from tests.helpers.environment import each_engine
 from tests.helpers.observed import predict_in_batches, predict_in_chunks
@@ -279,6 +280,7 @@ def test_balanced_classes_weigh_as_those_of_all_rows(tmp_path):
 # Training.
 
 
+@pytest.mark.long
 @each_engine
 @each_recipe
 @pytest.mark.parametrize(("make", "target"), [(classifier, "label"), (regressor, "number")])
@@ -350,13 +352,17 @@ def test_balanced_weights_of_several_labels_are_those_of_all_rows(tmp_path):
     path = write(frame.sort_values("low"), tmp_path / "table.parquet")
     names, classes = ["low", "red"], np.array([0, 1])
     weights = [compute_class_weight("balanced", classes=classes, y=frame[name]) for name in names]
-    balanced = classifier(class_weight="balanced").fit(blocks(path, names))
-    given = classifier(class_weight=[dict(zip([0, 1], own, strict=True)) for own in weights]).fit(blocks(path, names))
-    plain = classifier().fit(blocks(path, names))
+    few = {"max_iter": 2, "batch_size": 64}
+    balanced = classifier(class_weight="balanced", **few).fit(blocks(path, names))
+    given = classifier(class_weight=[dict(zip([0, 1], own, strict=True)) for own in weights], **few).fit(
+        blocks(path, names)
+    )
+    plain = classifier(**few).fit(blocks(path, names))
     np.testing.assert_array_equal(balanced.predict_proba(frame[FEATURES]), given.predict_proba(frame[FEATURES]))
     assert np.abs(balanced.predict_proba(frame[FEATURES]) - plain.predict_proba(frame[FEATURES])).max() > 1e-2
 
 
+@pytest.mark.long
 def test_several_labels_and_several_numbers_are_trained(tmp_path):
     frame = table().assign(
         new_label=lambda f: (f["size"] > 0).astype(int), red=lambda f: (f["color"] == "red").astype(int)
@@ -448,6 +454,7 @@ def test_columns_that_may_be_misread_are_warned_of_once(tmp_path):
 
 def test_copies_of_sources_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
+    monkeypatch.setattr(row_blocks, "COPIED_BLOCKS", 8)
     os.mkdir(tmp_path / "copies")
     frame = table()
     path = write(frame, tmp_path / "table.parquet", rows=600)  # one row group: it is copied
