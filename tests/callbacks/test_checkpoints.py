@@ -323,6 +323,7 @@ def killed(folder: Path, seconds: float, random_state: int | None = 0) -> bool:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.exhaustive)])
+@pytest.mark.long
 def test_a_fit_that_is_killed_goes_on_to_the_same_bits(kills, tmp_path):
     whole, rng, count = slow_net(None).fit(X, Y), np.random.default_rng(kills), 0
     for run in range(10 * kills):

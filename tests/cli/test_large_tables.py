@@ -352,6 +352,7 @@ def test_every_kind_of_model_is_trained_from_blocks(model, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("large_from_800_rows")
+@pytest.mark.long
 def test_seed_decides_which_rows_of_blocks_are_held_out(tmp_path, capsys):
     data = write_parquet(tmp_path / "a.parquet", flights(), group=320)
     told = []

@@ -222,7 +222,7 @@ def test_odd_tables_of_the_default_model(tmp_path, capsys):
     for name, columns in {"dates": {"x": y, "day": days}, "rows": {"x": y}, "none": {}}.items():
         pd.DataFrame(columns | {"y": y}).to_csv(tmp_path / "t.csv", index=False)
         files = [tmp_path / "t.csv", "--target", "y", "--output", tmp_path / "m.onnx"]
-        status = main([str(one) for one in ("train", *files, "--set", "max_iter=2")])
+        status = main([str(one) for one in ("train", *files, "--set", "max_iter=2", "n_ensembles=1")])
         assert status == (name == "none")
         told[name] = capsys.readouterr().err
     assert "Column 'day' holds dates, which are trained on as texts: make numbers of them" in told["dates"]

@@ -41,7 +41,7 @@ def fitted(scaler):
 
 
 def tuned(model, rows=X, weights=None, **settings):
-    settings = {"finetune": FineTuner(cv=3, max_iter=20), "random_state": 0, **settings}
+    settings = {"finetune": FineTuner(cv=2, max_iter=8), "random_state": 0, **settings}
     return OrtGradientClassifier(model, **settings).fit(rows[NEW], LABEL[NEW], weights)
 
 

@@ -47,7 +47,7 @@ def fitted(last, scaler=None, y=LABEL):
 
 
 def tuned(model, **settings):
-    settings = {"finetune": FineTuner(max_iter=20), "random_state": 0, **settings}
+    settings = {"finetune": FineTuner(cv=2, max_iter=10), "random_state": 0, **settings}
     return OrtGradientClassifier(model, **settings).fit(X[NEW], LABEL[NEW])
 
 

@@ -106,7 +106,7 @@ def test_a_new_head_reads_quantized_features(name):
 def test_tensors_are_named_as_in_the_file():
     model, rows = read("quantized_mlp")
     features = "/1/Relu_output_0_DequantizeLinear_Output"
-    settings = {"finetune": FineTuner(new_head=True, tune_body=False), "random_state": 0}
+    settings = {"finetune": FineTuner(new_head=True, tune_body=False, cv=2, max_iter=5), "random_state": 0}
     named = OrtGradientClassifier(GraphModel(model, output=features), **settings).fit(rows[:200], LABELS[:200] % 3)
     found = OrtGradientClassifier(model, **settings).fit(rows[:200], LABELS[:200] % 3)
     assert_array_equal(named.predict_proba(rows), found.predict_proba(rows))

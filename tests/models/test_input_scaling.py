@@ -176,6 +176,7 @@ def test_images_of_bytes_are_scaled_by_channel():
     assert net.score(PATCHES[1::2], y[1::2]) > 0.9
 
 
+@pytest.mark.long
 def test_images_of_bytes_are_regressed_on():
     """The brightness of the square in the middle; as they are, bytes give a network that is far worse than the mean."""
     y = PATCHES[:, :, 6:10, 6:10].mean(axis=(1, 2, 3))

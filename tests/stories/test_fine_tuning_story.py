@@ -94,6 +94,7 @@ def test_fine_tuning_beats_the_old_model_and_a_new_one():
     assert ours > 0.8
 
 
+@pytest.mark.long
 def test_fine_tuning_is_no_worse_than_refitting_on_both_scanners():
     def on_both(seed):
         told = story(seed)

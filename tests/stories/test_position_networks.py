@@ -82,6 +82,7 @@ def shapes(n, seed=0):
 
 
 @pytest.mark.parametrize("classes", [3, 1])
+@pytest.mark.long
 def test_a_network_of_two_resolutions_finds_shapes(classes):
     images, labels = shapes(300)
     labels = labels if classes == 3 else np.where(labels == "ground", "ground", "shape")
