@@ -376,7 +376,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
         raise TypeError(f"{name} is a {kind.__name__}, which holds no rows yet. Give {fetched}.")
 
 
-_READERS = "OrtGradientClassifier, OrtGradientRegressor and the estimators of RealMLP and TabM"
+_READERS = "the OrtGradient, RealMLP and TabM estimators"
 
 
 def as_frame(X: object) -> Any:

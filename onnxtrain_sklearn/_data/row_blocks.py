@@ -15,7 +15,7 @@ import tempfile
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from glob import glob, has_magic
 from numbers import Integral
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -47,6 +47,12 @@ FORMATS = {
     ".ndjson": "json",
 }
 
+Target: TypeAlias = "str | Sequence[str] | Mapping[str, str | Sequence[str]]"
+"""The column or columns of y; of several outputs, by output."""
+
+WeightColumns: TypeAlias = "str | Mapping[str, str | None] | None"
+"""The column of weights; of several outputs, for all of them or by output. None: all weights are one."""
+
 
 class RowBlocks:
     """Rows of a table that need not fit into memory, in blocks.
@@ -58,10 +64,11 @@ class RowBlocks:
         its folders, ``year=2024/``), or the address of a file system that pyarrow knows, such as ``"s3://..."``. A
         callable without parameters returns a ``pyarrow.RecordBatchReader``, or any object with
         ``__arrow_c_stream__``.
-    target : str or list of str
-        The column, or columns, of y.
+    target : str, list of str, or dict of these
+        The column, or columns, of y. For :class:`OrtGradientMultiOutput`, a dict of them by output.
     sample_weight : str, default=None
-        The column of weights; None: all rows weigh one.
+        The column of weights; None: all rows weigh one. If ``target`` is a dict, it may be one too: the columns of
+        weights by output. A target may then be missing in rows whose weight for its output is zero.
     columns : list of str, default=None
         The columns of X, in this order; None: all others, in the order of the source.
     buffer_rows : int, default=500_000
@@ -108,9 +115,9 @@ class RowBlocks:
     def __init__(
         self,
         source: Any,
-        target: str | Sequence[str],
+        target: Target,
         *,
-        sample_weight: str | None = None,
+        sample_weight: WeightColumns = None,
         columns: Sequence[str] | None = None,
         buffer_rows: int = 500_000,
         prefetch: int = 1,
@@ -187,16 +194,19 @@ class RowBlocks:
         """Rows of each block."""
         return [block.n_rows for block in self._open().blocks]
 
-    def block(self, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
-        """Return the features of a block as a table of Arrow, its targets, and its weights; None: all are one."""
+    def block(self, i: int) -> tuple[Any, Any, Any]:
+        """Return the features of a block as a table of Arrow, its targets, and its weights; None: all are one.
+
+        Targets and weights are arrays, or dicts of them if ``target`` and ``sample_weight`` are dicts.
+        """
         table = self._table(i, [*self.feature_names, *_others(self)])
         return table.select(self.feature_names), *self._targets(table, i)
 
-    def targets(self, i: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def targets(self, i: int) -> tuple[Any, Any]:
         """Return the targets and the weights of a block, without its features."""
         return self._targets(self._table(i, _others(self)), i)
 
-    def reader(self, i: int) -> Callable[[], tuple[Any, np.ndarray, np.ndarray | None]]:
+    def reader(self, i: int) -> Callable[[], tuple[Any, Any, Any]]:
         """Return a function that reads a block as :meth:`block` does, in this process or in one that sees the files."""
         opened = self._open()
         if opened.remove is not None:
@@ -219,7 +229,7 @@ class RowBlocks:
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{one.place} cannot be read: {error}") from error
 
-    def _targets(self, table: Any, i: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def _targets(self, table: Any, i: int) -> tuple[Any, Any]:
         return targets_in(table, self.target, self.sample_weight, self.place(i))
 
     def _open(self) -> _Opened:
@@ -233,7 +243,7 @@ def is_source(X: Any, y: Any = None) -> bool:
     """Return True if X names a table or holds one that is not read yet; ``y`` may name its target."""
     if isinstance(X, (str, os.PathLike)):
         return True
-    named = isinstance(y, str)
+    named = isinstance(y, str) or (isinstance(y, Mapping) and all(isinstance(one, str) for one in y.values()))
     if isinstance(X, (list, tuple)):  # strings may be documents instead of paths
         return bool(X) and all(
             isinstance(one, os.PathLike) or (isinstance(one, str) and (named or Path(one).suffix.lower() in FORMATS))
@@ -271,7 +281,7 @@ class _BlockReader:
     block: _Block
     features: list[str]
 
-    def __call__(self) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    def __call__(self) -> tuple[Any, Any, Any]:
         """Read it."""
         twin = copy.copy(self.rows)
         twin._opened = _Opened([self.block], self.features, None)
@@ -653,24 +663,47 @@ def readable(table: Any, place: str) -> Any:
     return table
 
 
-def _require_names(target: Any, sample_weight: str | None, columns: Any) -> None:
-    """Raise unless each role names columns, and no column has two roles or places."""
-    if sample_weight is not None and not isinstance(sample_weight, str):
+def _require_names(target: Any, sample_weight: Any, columns: Any) -> None:
+    """Raise unless each role names columns, and no column has two roles or places; outputs may share columns."""
+    by_output = isinstance(target, Mapping)
+    if isinstance(sample_weight, Mapping) and by_output:
+        for output, name in sample_weight.items():
+            if output not in target:
+                raise ValueError(f"sample_weight names {output!r}, an output without a target: {list(target)}.")
+            if name is not None and not isinstance(name, str):
+                raise TypeError(f"sample_weight[{output!r}] must be the name of a column, got {name!r}.")
+    elif sample_weight is not None and not isinstance(sample_weight, str):
         raise TypeError(f"sample_weight must be the name of a column, got {sample_weight!r}.")
-    targets = [target] if isinstance(target, str) else target
-    for role, names in (("target", targets), ("columns", columns)):
+    roles = {f"target[{output!r}]": names for output, names in target.items()} if by_output else {"target": target}
+    if not roles:
+        raise ValueError("target is empty: name at least one column.")
+    roles = {role: [names] if isinstance(names, str) else names for role, names in roles.items()}
+    for role, names in (*roles.items(), ("columns", columns)):
         if names is None and role == "columns":
             continue
-        if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(n, str) for n in names):
+        if isinstance(names, (str, Mapping)) or not isinstance(names, Iterable) or not _are_names(names):
             raise TypeError(f"{role} must be a list of names of columns, got {names!r}.")
         if not list(names):
             raise ValueError(f"{role} is empty: name at least one column.")
-    named = [*targets, *([] if sample_weight is None else [sample_weight]), *([] if columns is None else columns)]
-    if repeated := _repeated(named):
+    within = {name for names in roles.values() for name in _repeated(names)}
+    named = [*names_of(target), *names_of(sample_weight), *([] if columns is None else columns)]
+    if repeated := sorted(within | set(_repeated(named))):
         raise ValueError(
             f"target, sample_weight and columns must name different columns, and name {repeated} more than once. "
             f"Leave out the repetitions."
         )
+
+
+def _are_names(values: Iterable[object]) -> bool:
+    return all(isinstance(one, str) for one in values)
+
+
+def names_of(columns: Any) -> list[str]:
+    """Return the names of the columns of targets or weights, of all outputs, each once."""
+    if columns is None or isinstance(columns, str):
+        return [] if columns is None else [columns]
+    each = columns.values() if isinstance(columns, Mapping) else columns
+    return list(dict.fromkeys(name for one in each for name in names_of(one)))
 
 
 def _repeated(names: Sequence[str]) -> list[str]:
@@ -678,8 +711,7 @@ def _repeated(names: Sequence[str]) -> list[str]:
 
 
 def _others(rows: RowBlocks) -> list[str]:
-    targets = [rows.target] if isinstance(rows.target, str) else list(rows.target)
-    return targets if rows.sample_weight is None else [*targets, rows.sample_weight]
+    return [*names_of(rows.target), *names_of(rows.sample_weight)]
 
 
 def _features(known: Sequence[str], columns: Sequence[str] | None, others: Sequence[str]) -> list[str]:
@@ -795,26 +827,49 @@ def _writing(folder: str, source: str) -> Iterator[None]:
         ) from error
 
 
-def targets_in(
-    table: Any, target: str | Sequence[str], sample_weight: str | None, place: str
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the targets and the weights in a table of Arrow."""
-    names = [target] if isinstance(target, str) else target
-    columns = [_values(table.column(name), name, place) for name in names]
-    weights = None if sample_weight is None else _values(table.column(sample_weight), sample_weight, place)
-    if weights is not None and weights.dtype.kind not in "fiub":
-        kind = table.column(sample_weight).type
-        raise TypeError(f"{place}: column {sample_weight!r} holds {kind}, and weights are numbers.")
-    return columns[0] if isinstance(target, str) else np.stack(columns, axis=1), weights
+def targets_in(table: Any, target: Target, sample_weight: WeightColumns, place: str) -> tuple[Any, Any]:
+    """Return the targets and the weights in a table of Arrow; dicts of them by output if the columns are named so.
+
+    The targets of an output may be missing where its weight is zero.
+    """
+    weights: Any = None
+    if isinstance(sample_weight, Mapping):
+        weights = {
+            output: None if name is None else _weights(table, name, place) for output, name in sample_weight.items()
+        }
+    elif sample_weight is not None:
+        weights = _weights(table, sample_weight, place)
+    if not isinstance(target, Mapping):
+        return _targets(table, target, place), weights
+    found = {}
+    for output, names in target.items():
+        own = weights.get(output) if isinstance(weights, dict) else weights
+        found[output] = _targets(table, names, place, None if own is None else own != 0)
+    return found, weights
 
 
-def _values(column: Any, name: str, place: str) -> np.ndarray:
-    """Return targets or weights as an array; texts, and categories, as objects."""
+def _targets(table: Any, names: str | Sequence[str], place: str, read: np.ndarray | None = None) -> np.ndarray:
+    if isinstance(names, str):
+        return _values(table.column(names), names, place, read)
+    return np.stack([_values(table.column(name), name, place, read) for name in names], axis=1)
+
+
+def _weights(table: Any, name: str, place: str) -> np.ndarray:
+    weights = _values(table.column(name), name, place)
+    if weights.dtype.kind not in "fiub":
+        raise TypeError(f"{place}: column {name!r} holds {table.column(name).type}, and weights are numbers.")
+    return weights
+
+
+def _values(column: Any, name: str, place: str, read: np.ndarray | None = None) -> np.ndarray:
+    """Return targets or weights as an array; texts, and categories, as objects.
+
+    Raise for missing values in the rows to ``read`` (None: all); those of the others become zeros or empty texts, so
+    that numbers keep their type.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if column.null_count or (pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py()):
-        raise ValueError(f"{place}: column {name!r} has missing values. Leave such rows out.")
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_nested(column.type):
@@ -822,6 +877,14 @@ def _values(column: Any, name: str, place: str) -> np.ndarray:
             f"{place}: column {name!r} holds {column.type}, and a target or a weight is a number or a label: name a "
             f"column for each."
         )
+    if column.null_count or (pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py()):
+        missing = np.asarray(pc.is_null(column, nan_is_null=True))
+        if read is None or missing[read].any():
+            raise ValueError(f"{place}: column {name!r} has missing values. Leave such rows out.")
+        if pa.types.is_null(column.type):  # no value in the whole file
+            column = column.cast(pa.float64())
+        filler: Any = "" if "string" in str(column.type) else False if pa.types.is_boolean(column.type) else 0
+        column = pc.if_else(pa.array(missing), pa.scalar(filler, column.type), column)
     return np.asarray(column.to_numpy())
 
 

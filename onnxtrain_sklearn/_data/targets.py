@@ -13,7 +13,7 @@ The weights of their rows are in ``class_weight``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Number, Real
@@ -580,8 +580,11 @@ class SeveralTargets(Targets):
         weights = tuple(None if own is None else own[rows] for own in self.weights)
         return replace(self, values=self.values[rows], parts=parts, weights=weights)
 
-    def with_factors(self, rows: np.ndarray) -> SeveralTargets:
-        """Return the targets with the factors of the outputs, each of mean one over ``rows``."""
+    def with_factors(self, rows: np.ndarray, means: Mapping[str, float] | None = None) -> SeveralTargets:
+        """Return the targets with the factors of the outputs, each of mean one over ``rows``.
+
+        ``means`` are the mean weights by output, if ``rows`` are only some of those to train on.
+        """
         if not self.has_factors:
             return self
         factors = []
@@ -589,7 +592,7 @@ class SeveralTargets(Targets):
             if weights is None:
                 factors.append(np.ones(len(self.values)))
                 continue
-            mean = float(weights[rows].mean())
+            mean = float(weights[rows].mean()) if means is None else means[name]
             if weights.any() and not mean > 0:
                 raise ValueError(f"Output {name!r}: none of the rows to train on has a positive weight.")
             # in partial_fit, the rows of a call may have no label of this output
@@ -599,15 +602,20 @@ class SeveralTargets(Targets):
 
 
 def joined_targets(
-    names: Sequence[str], parts: Sequence[Targets], weights: Sequence[np.ndarray | None]
+    names: Sequence[str],
+    parts: Sequence[Targets],
+    weights: Sequence[np.ndarray | None],
+    *,
+    alike: bool | None = None,
 ) -> tuple[SeveralTargets, np.ndarray | None]:
     """Return the targets of several outputs as one, and the weights of the rows.
 
     If all outputs have the same weights, return these; if not, return 1 for rows that count for some output, and 0 for
-    the others.
+    the others. ``alike`` says whether they have, if these rows are only some of those to train on.
     """
     values = np.concatenate([np.reshape(part.values, (len(part.values), -1)) for part in parts], axis=1)
-    alike = all(_equal(own, weights[0]) for own in weights[1:])
+    if alike is None:
+        alike = all(_equal(own, weights[0]) for own in weights[1:])
     joined = SeveralTargets(
         values,
         "regression",

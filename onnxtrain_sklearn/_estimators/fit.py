@@ -15,8 +15,9 @@ import copy
 import multiprocessing
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -59,7 +60,7 @@ from .scoring import (
     watches_loss,
 )
 from .starting_state import check_state, compare_training, starting_state
-from .streams import opened, with_arrays
+from .streams import Stream, opened, with_arrays
 
 EstimatorT = TypeVar("EstimatorT")
 
@@ -131,6 +132,8 @@ class Preparation(NamedTuple):
         Returns the rows to score, and the function that scores them.
     exported : function
         Returns the losses and decodings of several outputs, for training graphs.
+    stream : function
+        Returns the class of the facts on a table that is trained in blocks, with its task.
     """
 
     graph_plan: Callable[[Any, FittedState | None, Any], GraphPlan]
@@ -141,6 +144,7 @@ class Preparation(NamedTuple):
         [FitContext, FittedState, StepSettings, Examples], tuple[ScoredRows | None, Callable[[], float] | None]
     ]
     exported: Callable[[Any, FittedState], tuple[ExportedOutput, ...]]
+    stream: Callable[[Any], Callable[..., Stream]]
 
 
 ONE_OUTPUT = Preparation(
@@ -150,6 +154,7 @@ ONE_OUTPUT = Preparation(
     check_state,
     validation,
     exported=lambda estimator, state: (),
+    stream=lambda estimator: partial(Stream, output_task=estimator._output_task()),
 )
 
 
@@ -166,7 +171,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     steps: Preparation = estimator._preparation()  # ONE_OUTPUT, or that of `_multi_output/fit.py`
     resumed = call.resumed_state(estimator)
     if call.source is not None:
-        call = with_arrays(estimator, call, config, resumed)
+        call = with_arrays(estimator, call, config, resumed, steps.stream(estimator))
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
     plan = steps.graph_plan(estimator, resumed, call.X)
@@ -187,7 +192,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         config = replace(config, alpha=_penalty(estimator, config, call, examples))
     if isinstance(examples.targets, SeveralTargets):
         # Outputs may weigh rows differently: scale the weights of each, so that its loss is a mean over training rows.
-        examples = replace(examples, targets=examples.targets.with_factors(split.of(examples)[0]))
+        means = None if call.stream is None else call.stream.mean_weights
+        examples = replace(examples, targets=examples.targets.with_factors(split.of(examples)[0], means))
     context = FitContext(
         estimator,
         call,
@@ -248,7 +254,9 @@ def trainer_for(
     limit = TUNED_PIECE if tuner else config.batch_size
     rows_meet = where_rows_meet(state.trained_form, settings) is not None
     if rows_meet and isinstance(examples.targets, SeveralTargets):
-        _require_labels(outputs_where_rows_meet(state.trained_form, settings), examples.targets, rows)
+        outputs = outputs_where_rows_meet(state.trained_form, settings)
+        missing = _missing_labels(examples.targets, rows) if call.stream is None else call.stream.missing_labels
+        _require_labels(outputs, missing, len(rows) if call.stream is None else call.stream.n_rows)
     if rows_meet and not settings.optimizer.takes_minibatches and tuner is None:
         limit = len(rows)  # the loss of the full batch is not a sum over pieces
     size = min(len(rows), limit)
@@ -296,18 +304,20 @@ def trainer_for(
     return trainer
 
 
-def _require_labels(outputs: Collection[str], targets: SeveralTargets, rows: np.ndarray) -> None:
-    """Raise if rows meet in the loss of an output, and some of them have no label for this output."""
-    ones = np.ones(len(targets.values))
-    weights = {name: ones if w is None else w for name, w in zip(targets.names, targets.weights, strict=True)}
-    counted = np.max([own[rows] for own in weights.values()], axis=0) > 0
+def _missing_labels(targets: SeveralTargets, rows: np.ndarray) -> dict[str, int]:
+    """Return how many of the rows have no label for each output."""
+    each = zip(targets.names, targets.weights, strict=True)
+    return {name: 0 if weights is None else int(np.sum(weights[rows] == 0)) for name, weights in each}
+
+
+def _require_labels(outputs: Collection[str], missing: Mapping[str, int], count: int) -> None:
+    """Raise if rows meet in the loss of an output, and some of the ``count`` rows have no label for this output."""
     for name in outputs:
-        missing = int(np.sum(counted & (weights[name][rows] == 0)))
-        if missing:
+        if missing[name]:
             raise ValueError(
-                f"Output {name!r}: its loss compares rows with each other, and {missing} of {int(counted.sum())} rows "
-                f"have no label for it (weight zero), though they have one for another output. Label all rows, or set "
-                f"a loss that treats rows separately."
+                f"Output {name!r}: its loss compares rows with each other, and {missing[name]} of {count} rows have no "
+                f"label for it (weight zero), though they have one for another output. Label all rows, or set a loss "
+                f"that treats rows separately."
             )
 
 

@@ -26,10 +26,10 @@ from .._data.batches import Block, BlockBatches
 from .._data.class_weight import balanced_labels, balanced_weights
 from .._data.columns import InputData, require_in_memory
 from .._data.inputs import Inputs
-from .._data.row_blocks import RowBlocks, holds_blocks, is_source, pieces, readable, targets_in
+from .._data.row_blocks import RowBlocks, holds_blocks, is_source, names_of, pieces, readable, targets_in
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
-from .._data.targets import Classes, checked_weights, mask_of_labels, masked_labels
+from .._data.targets import Classes, Targets, checked_weights, mask_of_labels, masked_labels
 from .._fitted.fitted_model import encoded_inputs
 from .._inference.graph import Decoding
 from .._model.links import TargetScaling
@@ -39,7 +39,7 @@ from .._training.step_parts import StepSettings
 from .._utils.cache import digest
 from .._utils.typing import SourceLike, TableLike
 from ..exceptions import ModelError
-from ..losses import Loss
+from ..losses import Loss, resolve_loss
 from .call import Call, Examples, generator_of
 from .config import TrainingConfig
 from .examples import graph_inputs, scaled, trained_columns
@@ -56,6 +56,10 @@ SAMPLE_ROWS, SAMPLE_BLOCKS = 2**15, 32
 """The sample on which training is prepared: its rows, evenly spaced in evenly spaced blocks."""
 
 
+Part = tuple[Any, Any, Any]
+"""X, y and weights of some rows; y and weights of several outputs are dicts."""
+
+
 @dataclass
 class Stream:
     """The blocks of a call, and what is known of all their rows.
@@ -67,12 +71,15 @@ class Stream:
         The blocks to train on; the others are held out.
     buffer_rows, prefetch : int
     rng : numpy.random.RandomState
+    output_task : OutputTask
     n_rows : int
         Rows to train on, without those of weight zero.
-    block_means : list of float
-        Mean target of each block to train on; of labels, the mean of their places in sorted order.
     labels : list of LabelCounts
         Of each column of labels.
+    labels_by_block : list of LabelCounts
+        Of the first column of labels, for each block to train on.
+    block_means : list of float or None
+        Mean target of each block to train on; of labels, the mean of their places in sorted order.
     moments : dict
         Moments of numeric targets by method of scaling, and whether they are centered.
     extremes : Extremes
@@ -84,11 +91,34 @@ class Stream:
     buffer_rows: int
     prefetch: int
     rng: np.random.RandomState
+    output_task: Any = None
     n_rows: int = 0
     labels: list[LabelCounts] = field(default_factory=list)
-    block_means: list[float] = field(default_factory=list)
+    labels_by_block: list[LabelCounts] = field(default_factory=list)
+    block_means: list[float] | None = field(default_factory=list)
     extremes: Extremes = field(default_factory=Extremes)
     moments: dict[tuple[TargetScaling, bool], Moments] = field(default_factory=dict)
+
+    def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
+        """Return a mask of the rows that count."""
+        return counted_rows(self.output_task, y, sample_weight)
+
+    def add(self, i: int, y: Any, sample_weight: Any, known: Any, *, trains: bool) -> None:
+        """Add the targets of block ``i``; ``known`` are the classes that are given, or known from an earlier call."""
+        add_targets(self, self.output_task, y, sample_weight, known, self.labels_by_block, trains=trains)
+
+    def known_classes(self, resumed: FittedState) -> Any:
+        """Return the classes of an earlier call."""
+        return resumed.decoding.classes
+
+    def complete(self, known: Any) -> None:
+        """Complete the facts, once the targets of all blocks are added."""
+        if self.output_task.classifies:
+            self.block_means = [mean_place(own, self.labels[0].labels) for own in self.labels_by_block]
+
+    def sample(self, sizes: Sequence[int]) -> list[Part]:
+        """Return the rows on which training is prepared."""
+        return sample_of_blocks(self.source, self.counted, self.training_blocks, sizes, SAMPLE_ROWS)
 
     def scale(self, method: TargetScaling | None, *, centered: bool) -> TargetScale | None:
         """Return the scale of all targets, as `target_scale` does for arrays."""
@@ -129,14 +159,27 @@ class Stream:
         blocks = GraphBlocks(self, estimator, state, loss, ignores=ignores)
         rng, prefetch = self.rng if shuffle else None, self.prefetch
         return BlockBatches(
-            blocks,
-            size,
-            rng,
-            buffer_rows=self.buffer_rows,
-            drop_last=drop_last,
-            prefetch=prefetch,
-            block_means=self.block_means,
+            blocks, size, rng, buffer_rows=self.buffer_rows, drop_last=drop_last, prefetch=prefetch, block_means=self.block_means
         )
+
+    def encoder(
+        self, estimator: Any, state: FittedState, loss: Any, *, ignores: bool
+    ) -> Callable[[int, Any, Any], tuple[Targets, np.ndarray | None]]:
+        """Return a function that encodes and checks ``(n_rows, y, sample_weight)`` of a block."""
+        task: OutputTask = estimator._output_task()
+        task, decoding = replace(task, class_weight=self.class_weight(task.class_weight)), state.decoding
+
+        def encoded(n_rows: int, y: Any, sample_weight: Any) -> tuple[Targets, np.ndarray | None]:
+            targets, weights = weighted_targets(
+                task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
+            )
+            if targets.lacks_labels and not ignores:
+                raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
+            if isinstance(loss, Loss):
+                loss.check_targets(targets.values)
+            return targets, weights
+
+        return encoded
 
     def training_step(
         self, step: TrainingStep, state: FittedState, settings: StepSettings, sparse: Collection[str]
@@ -163,9 +206,7 @@ class GraphBlocks:
 
     def __init__(self, stream: Stream, estimator: Any, state: FittedState, loss: Any, *, ignores: bool) -> None:
         self._stream, self._estimator, self._state = stream, estimator, state
-        self._loss, self._ignores = loss, ignores
-        output_task: OutputTask = estimator._output_task()
-        self._output_task = replace(output_task, class_weight=stream.class_weight(output_task.class_weight))
+        self._encoded = stream.encoder(estimator, state, loss, ignores=ignores)
 
     @property
     def n_rows(self) -> int:
@@ -182,15 +223,8 @@ class GraphBlocks:
             if columns is None:
                 columns = graph_inputs(self._estimator, X, state.graph.inputs, state.fitted, reset=False)
                 columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
-            n_rows, decoding = len(next(iter(columns.values()))), state.decoding
-            targets, weights = weighted_targets(
-                self._output_task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
-            )
-            if targets.lacks_labels and not self._ignores:
-                raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
-            if isinstance(self._loss, Loss):
-                self._loss.check_targets(targets.values)
-            examples = scaled(Examples(columns, targets, weights), decoding.target_scale)
+            targets, weights = self._encoded(len(next(iter(columns.values()))), y, sample_weight)
+            examples = scaled(Examples(columns, targets, weights), state.decoding.target_scale)
             return Block(trained_columns(state, examples), weights)
 
     def _matrix(self, X: Any) -> dict[str, InputData] | None:
@@ -221,16 +255,10 @@ class GraphBlocks:
 
 def opened(estimator: Any, call: Call) -> Call:
     """Return the call with its source as an object of blocks; a source that is opened here is closed with the call."""
-    if not isinstance(estimator.loss, Mapping):  # a mapping of losses: several outputs, trained on rows in memory
-        source = opened_source(call.X, call.y, call.sample_weight, call.resources)
-        if source is not None:
-            return replace(call, source=source)
-    elif holds_blocks(call.X) or is_source(call.X):
-        raise TypeError(
-            f"X is a {type(call.X).__name__}, a table to be read in blocks, and {type(estimator).__name__} trains on "
-            f"rows in memory. Give them, such as pandas.read_parquet(...); or, if they do not fit, one part at a time "
-            f"to partial_fit."
-        )
+    several = isinstance(estimator.loss, Mapping)
+    source = opened_source(call.X, call.y, call.sample_weight, call.resources, several=several)
+    if source is not None:
+        return replace(call, source=source)
     given = {"X": call.X, "y": call.y, "sample_weight": call.sample_weight}
     for name, data in (("val", call.validation), ("old", call.old_rows)):
         given |= {} if data is None else {f"{one}_{name}": part for one, part in zip(given, data, strict=False)}
@@ -239,14 +267,19 @@ def opened(estimator: Any, call: Call) -> Call:
     return call
 
 
-def opened_source(X: Any, y: Any, sample_weight: Any, resources: ExitStack) -> Any:
-    """Return a table to be read in blocks, which ``resources`` closes if it is opened here; None for other data."""
+def opened_source(X: Any, y: Any, sample_weight: Any, resources: ExitStack, *, several: bool = False) -> Any:
+    """Return a table to be read in blocks, which ``resources`` closes if it is opened here; None for other data.
+
+    ``several`` says whether the targets are those of several outputs, named by a dict.
+    """
     if holds_blocks(X):
         _require_alone(X, y, sample_weight)
+        if isinstance(X, RowBlocks):
+            _named_columns(X.target, X.sample_weight, several=several, name="target")
         return X
     if not is_source(X, y):
         return None
-    target, sample_weight = _named_columns(y, sample_weight)
+    target, sample_weight = _named_columns(y, sample_weight, several=several)
     rows = RowBlocks(X, target, sample_weight=sample_weight)
     resources.callback(rows.close)
     return rows
@@ -257,11 +290,21 @@ def _require_alone(X: Any, y: Any, sample_weight: Any) -> None:
         raise ValueError(f"{type(X).__name__} holds y and sample_weight too: give it alone.")
 
 
-def _named_columns(y: Any, sample_weight: Any) -> tuple[str | list[str], str | None]:
-    """Return the names of the target column, or columns, and of the weights."""
+def _named_columns(y: Any, sample_weight: Any, *, several: bool = False, name: str = "y") -> tuple[Any, Any]:
+    """Return the names of the target column, or columns, and of the weights; of several outputs, dicts of names."""
+    if several != isinstance(y, Mapping):
+        wanted = "a dict of the target columns by output" if several else "a column or a list of columns"
+        raise TypeError(f"{name} must be {wanted} of the table, got {type(y).__name__}.")
+    if several:
+        for output, columns in y.items():
+            if isinstance(columns, Mapping) or not isinstance(columns, str | list | tuple):
+                raise TypeError(
+                    f"{name} must name the target column of each output, got {type(columns).__name__} for {output!r}."
+                )
+        return dict(y), dict(sample_weight) if isinstance(sample_weight, Mapping) else sample_weight
     names = [y] if isinstance(y, str) else y
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"y must name the target column of the table, got {type(y).__name__}.")
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(one, str) for one in names):
+        raise TypeError(f"{name} must name the target column of the table, got {type(y).__name__}.")
     if sample_weight is not None and not isinstance(sample_weight, str):
         raise TypeError(f"sample_weight must name a column of the table, got {type(sample_weight).__name__}.")
     return y if isinstance(y, str) else list(names), sample_weight
@@ -270,22 +313,28 @@ def _named_columns(y: Any, sample_weight: Any) -> tuple[str | list[str], str | N
 def sizes_of_blocks(source: Any) -> list[int]:
     """Return the rows of each block."""
     sizes = getattr(source, "sizes", None)
-    sizes = [len(block_parts(source, i)[1]) for i in range(len(source))] if sizes is None else list(sizes)
+    sizes = [_count(block_parts(source, i)[1]) for i in range(len(source))] if sizes is None else list(sizes)
     if not sum(sizes):
         raise ValueError("The source has no rows.")
     return sizes
 
 
-def rows_in_buffer(source: Any, sizes: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray | None] | None:
+def rows_in_buffer(source: Any, sizes: Sequence[int]) -> Part | None:
     """Return X, y and weights of all rows if the buffer of a source holds them, else None."""
     if sum(sizes) > int(getattr(source, "buffer_rows", 500_000)):
         return None
     return joined_parts([block_parts(source, i) for i, size in enumerate(sizes) if size])
 
 
-def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None) -> Call:
+def with_arrays(
+    estimator: Any,
+    call: Call,
+    config: TrainingConfig,
+    resumed: FittedState | None,
+    new_stream: Callable[..., Stream],
+) -> Call:
     """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
-    source, output_task = call.source, estimator._output_task()
+    source = call.source
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = sizes_of_blocks(source)
     fraction = getattr(source, "validation_fraction", None)
@@ -294,11 +343,15 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: Fit
         return replace(call, X=X, y=y, sample_weight=sample_weight, validation_fraction=fraction)
     _require_streamable(estimator, call, config)
 
-    read = getattr(source, "targets", None) or (lambda i: block_parts(source, i)[1:])
+    read = targets_of(source)
     filled = [i for i, size in enumerate(sizes) if size]
+    rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if resumed is None else resumed.rng
+    stream = new_stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
+    tasks = stream.output_task
+    for task in tasks.values() if isinstance(tasks, Mapping) else [tasks]:
+        require_hard_labels(task, "A table of more than buffer_rows trains")
 
     # Draw an order of the blocks and hold out the first ones, passing over blocks whose rows all have weight zero.
-    rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if resumed is None else resumed.rng
     held_out: list[int] = []
     if config.loop.early_stopping and call.validation is None and not call.one_epoch:
         share = float(estimator.validation_fraction if fraction is None else fraction)
@@ -310,43 +363,45 @@ def with_arrays(estimator: Any, call: Call, config: TrainingConfig, resumed: Fit
             )
         for place in rng.permutation(len(filled)).tolist():
             with named_block(source, filled[place]):
-                if len(held_out) < count and counted_rows(output_task, *read(filled[place])).any():
+                if len(held_out) < count and stream.counted(*read(filled[place])).any():
                     held_out.append(filled[place])
         held_out.sort()
-    stream = Stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
 
     # One pass over the targets. BlockBatches mixes the blocks of a window by their mean targets.
-    labels_by_block: list[LabelCounts] = []
-    known, withheld = call.classes if resumed is None else resumed.decoding.classes, set(held_out)
+    known, withheld = call.classes if resumed is None else stream.known_classes(resumed), set(held_out)
     for i in filled:
         with named_block(source, i):
             y, weights = read(i)
-            rows = int(np.count_nonzero(counted_rows(output_task, y, weights)))
+            rows = int(np.count_nonzero(stream.counted(y, weights)))
             trains = rows > 0 and i not in withheld
-            add_targets(stream, output_task, y, weights, known, labels_by_block, trains=trains)
+            stream.add(i, y, weights, known, trains=trains)
         if trains:
             stream.training_blocks.append(i)
             stream.n_rows += rows
     if not stream.n_rows:
         raise ValueError("All rows to train on have weight zero.")
-    if output_task.classifies:
-        stream.block_means = [mean_place(own, stream.labels[0].labels) for own in labels_by_block]
+    stream.complete(known)
     validation = call.validation
     if held_out:
-        validation = sample_of_blocks(source, output_task, held_out, sizes, buffer_rows)
-    X, y, sample_weight = sample_of_blocks(source, output_task, stream.training_blocks, sizes, SAMPLE_ROWS)
+        validation = joined_parts(sample_of_blocks(source, stream.counted, held_out, sizes, buffer_rows))
+    X, y, sample_weight = joined_parts(stream.sample(sizes))
     return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
+
+
+def targets_of(source: Any) -> Callable[[int], tuple[Any, Any]]:
+    """Return the function that reads the targets and the weights of a block."""
+    read = getattr(source, "targets", None)  # of a source of the user perhaps an array
+    return read if callable(read) else lambda i: block_parts(source, i)[1:]
 
 
 def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> None:
     """Raise for settings that need all rows in memory."""
-    require_hard_labels(estimator._output_task(), "A table of more than buffer_rows trains")
     name = None
     if not config.optimizer.takes_minibatches:
         name = type(config.optimizer).__name__
     elif call.old_rows is not None:
         name = "Fine-tuning with X_old"
-    elif estimator.finetune not in ("auto", None):
+    elif getattr(estimator, "finetune", None) not in ("auto", None):
         name = "Fine-tuning"
     if name is not None:
         raise ValueError(
@@ -383,6 +438,9 @@ def add_targets(
     if not output_task.classifies:
         if trains:
             values = output_task.encode(y, None).values
+            if isinstance(output_task.loss, str | Loss):
+                resolve_loss(output_task.loss).check_targets(values)
+            assert stream.block_means is not None
             stream.block_means.append(float(values.mean()))
             stream.extremes.update(values if weights is None else values[weights > 0])
             for method in ("standard", "mean"):
@@ -432,8 +490,8 @@ def mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
 
 
 def sample_of_blocks(
-    source: Any, output_task: OutputTask, blocks: Sequence[int], sizes: Sequence[int], most: int
-) -> tuple[Any, Any, Any]:
+    source: Any, counted: Callable[[Any, Any], np.ndarray], blocks: Sequence[int], sizes: Sequence[int], most: int
+) -> list[Part]:
     """Return up to about ``most`` rows that count, evenly spaced in evenly spaced blocks; all rows if no more."""
     total = sum(sizes[i] for i in blocks)
     if total > most:
@@ -443,26 +501,42 @@ def sample_of_blocks(
     stride = max(1, -(-total // most))
     parts = []
     for i in blocks:
-        X, y, weights = block_parts(source, i)
-        if stride > 1:
-            rows = np.flatnonzero(counted_rows(output_task, y, weights))[::stride]
-            X, y = taken_rows(X, rows), np.asarray(y)[rows]
-            weights = None if weights is None else np.asarray(weights)[rows]
-        parts.append((X, y, weights))
-    return joined_parts(parts)
+        part = block_parts(source, i)
+        parts.append(part if stride == 1 else taken_part(part, np.flatnonzero(counted(*part[1:]))[::stride]))
+    return parts
 
 
-def block_parts(source: Any, i: int) -> tuple[Any, np.ndarray, np.ndarray | None]:
+def block_parts(source: Any, i: int) -> Part:
     """Return X, y and weights of a block."""
     block = source.block(i)
     if not isinstance(block, tuple) or len(block) not in (2, 3):
         raise TypeError(f"block({i}) must return (X, y) or (X, y, sample_weight), got {type(block).__name__}.")
     X, y, *rest = block
     X = X.arrays if isinstance(X, Inputs) else X
-    return X, np.asarray(y), np.asarray(rest[0]) if rest and rest[0] is not None else None
+    return X, _arrays(y), _arrays(rest[0] if rest else None)
+
+
+def _arrays(given: Any) -> Any:
+    """Return targets or weights of a block as an array, of several outputs as a dict of arrays; None stays None."""
+    given = given.arrays if isinstance(given, Inputs) else given
+    if isinstance(given, Mapping):
+        return {name: None if one is None else np.asarray(one) for name, one in given.items()}
+    return None if given is None else np.asarray(given)
+
+
+def _count(y: Any) -> int:
+    return len(next(iter(y.values()))) if isinstance(y, Mapping) else len(y)
+
+
+def taken_part(part: Part, rows: np.ndarray) -> Part:
+    """Return some rows of a part."""
+    X, y, weights = part
+    return taken_rows(X, rows), taken_rows(y, rows), taken_rows(weights, rows)
 
 
 def taken_rows(X: Any, rows: np.ndarray) -> Any:
+    if X is None:
+        return None
     if isinstance(X, Mapping):
         return {name: taken_rows(one, rows) for name, one in X.items()}
     if hasattr(X, "column_names"):  # a table of Arrow
@@ -472,18 +546,34 @@ def taken_rows(X: Any, rows: np.ndarray) -> Any:
     return X.iloc[rows] if hasattr(X, "iloc") else np.asarray(X)[rows]
 
 
-def joined_parts(parts: Sequence[tuple[Any, np.ndarray, np.ndarray | None]]) -> tuple[Any, Any, Any]:
+def joined_parts(parts: Sequence[Part]) -> Part:
     """Return the rows of several blocks as one."""
-    weights = None
-    if any(own is not None for _, _, own in parts):
-        weights = np.concatenate([np.ones(len(y)) if own is None else own for _, y, own in parts])
-    return _joined_rows([X for X, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), weights
+    counts = [_count(y) for _, y, _ in parts]
+    return (
+        _joined_rows([X for X, _, _ in parts]),
+        _joined_rows([y for _, y, _ in parts]),
+        _joined_weights([weights for _, _, weights in parts], counts),
+    )
+
+
+def _joined_weights(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    """Return the weights of several blocks, of ``counts`` rows, as one; None: all are one."""
+    named = [one for one in parts if isinstance(one, Mapping)]
+    if named:
+        outputs = dict.fromkeys(name for one in named for name in one)
+        return {
+            name: _joined_weights([one.get(name) if isinstance(one, Mapping) else one for one in parts], counts)
+            for name in outputs
+        }
+    if all(one is None for one in parts):
+        return None
+    return np.concatenate([np.ones(n) if one is None else one for one, n in zip(parts, counts, strict=True)])
 
 
 def _joined_rows(parts: Sequence[Any]) -> Any:
-    """Return the features of several blocks as one."""
+    """Return the features, or the targets, of several blocks as one."""
     first = parts[0]
-    if isinstance(first, Mapping):  # of several inputs
+    if isinstance(first, Mapping):  # of several inputs or outputs
         return {name: _joined_rows([one[name] for one in parts]) for name in first}
     if hasattr(first, "column_names"):
         import pyarrow as pa
@@ -542,7 +632,7 @@ def _named_place(place: str) -> Iterator[None]:
 
 
 def _place(source: Any, i: int) -> str:
-    return str(source.place(i)) if hasattr(source, "place") else f"Block {i}"
+    return str(source.place(i)) if callable(getattr(source, "place", None)) else f"Block {i}"
 
 
 # Predictions and scores of all rows of a source, in their order.
@@ -557,14 +647,14 @@ class SourceRows(NamedTuple):
 
     n_rows: int
     X: Any
-    y: np.ndarray | None
-    weights: np.ndarray | None
+    y: Any
+    weights: Any
     places: list[tuple[str, int]]
 
     def cut(self, start: int, end: int) -> SourceRows:
         """Return some rows of a single part."""
-        y, weights = (None if one is None else one[start:end] for one in (self.y, self.weights))
-        return SourceRows(end - start, _cut(self.X, start, end), y, weights, [(self.places[0][0], end - start)])
+        X, y, weights = (_cut(one, start, end) for one in (self.X, self.y, self.weights))
+        return SourceRows(end - start, X, y, weights, [(self.places[0][0], end - start)])
 
 
 def reads_source(X: TableLike) -> TypeIs[SourceLike]:
@@ -580,7 +670,8 @@ class Batching:
 
     Attributes
     ----------
-    output_task : OutputTask
+    output_task : OutputTask or None
+        None of several outputs.
     decoding : Decoding
     published : object
         An object that each training replaces when it publishes its result.
@@ -592,7 +683,7 @@ class Batching:
         Returns the node at which the prediction of a row depends on other rows, or None.
     """
 
-    output_task: OutputTask
+    output_task: OutputTask | None
     decoding: Decoding
     published: object
     rows_seen: int
@@ -601,12 +692,11 @@ class Batching:
 
     @classmethod
     def of(cls, estimator: Any) -> Batching:
-        """Return the facts on an estimator of one output."""
+        """Return the facts on an estimator that trains a graph."""
         state: FittedState = estimator._state
+        task = None if state.decoding.parts else estimator._output_task()
         rows_meet = partial(where_rows_meet_in_graph, state.trained_form, state.session_options, in_training=False)
-        return cls(
-            estimator._output_task(), state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet
-        )
+        return cls(task, state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet)
 
 
 def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
@@ -621,7 +711,7 @@ def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
 
 def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
     facts, types = estimator._batching(), None
-    with _opened_batches(estimator, method, X) as batches:
+    with opened_batches(estimator, method, X) as batches:
         for rows in batches:
             import pyarrow as pa
 
@@ -630,7 +720,7 @@ def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
                 raise RuntimeError(
                     f"{type(estimator).__name__} was trained while its predictions were read: read all of them before."
                 )
-            found = _result(getattr(estimator, method), rows, rows.X)
+            found = result_of(getattr(estimator, method), rows, rows.X)
             columns = _columns(method, facts.decoding, getattr(estimator, "classes_", None), found)
             types = types or [None] * len(columns)  # those of the first batch
             arrays = [pa.array(np.ascontiguousarray(one), of) for one, of in zip(columns.values(), types, strict=True)]
@@ -643,6 +733,18 @@ def _columns(method: str, decoding: Decoding, classes: Any, found: Any) -> dict[
 
     Several predictions a row are numbered: "prediction_0". So are the numbers of several labels a row: "0_red".
     """
+    if isinstance(found, Mapping):  # by output, whose name is that of its predictions and precedes labels
+        kept = {
+            "predict": lambda part: True,
+            "predict_proba": lambda part: part.has_probabilities,
+            "decision_function": lambda part: part.task != "regression",
+        }[method]
+        whole = {}
+        for (output, own), part in zip(found.items(), filter(kept, decoding.parts), strict=True):
+            for name, numbers in _columns(method, part, part.classes, own).items():
+                rest = name.removeprefix("prediction") if method == "predict" else f"_{name}"
+                whole[f"{output}{rest}"] = numbers
+        return whole
     if isinstance(found, list):
         parts = [_columns(method, decoding, own, one) for own, one in zip(classes, found, strict=True)]
         return {f"{i}_{name}": numbers for i, one in enumerate(parts) for name, numbers in one.items()}
@@ -669,62 +771,95 @@ def scored_targets(estimator: object, y: Any, sample_weight: Any) -> Any:
 
 def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float:
     """Return the score of all rows of a source: the accuracy of a classifier, else R²."""
+    with scored_batches(estimator, X, y, sample_weight) as batches:
+        facts: Batching = estimator._batching()
+        assert facts.output_task is not None
+        require_hard_labels(facts.output_task, "Scores of a table are computed")
+        task, total = facts.output_task, sum_of_scores(facts.output_task, facts.decoding)
+        for rows in batches:
+            if isinstance(total, SumOfAccuracies):
+                score = partial(result_of, estimator.score, rows, rows.X, rows.y, rows.weights)
+                total.update(rows.y, rows.weights, score)
+            else:
+                found = result_of(estimator.predict, rows, rows.X)
+                total.update(result_of(lambda y: task.encode(y, None).values, rows, rows.y), found, rows.weights)
+        return total.score()
+
+
+@contextmanager
+def scored_batches(
+    estimator: Any, X: Any, y: Any, sample_weight: Any, *, several: bool = False
+) -> Iterator[Iterator[SourceRows]]:
+    """Open a source that ``score`` is given, and give its rows in batches."""
     check_is_fitted(estimator)
     if holds_blocks(X):
         _require_alone(X, y, sample_weight)
     else:
-        y, sample_weight = _named_columns(y, sample_weight)
+        y, sample_weight = _named_columns(y, sample_weight, several=several)
     if isinstance(X, RowBlocks):
-        y, sample_weight = X.target, X.sample_weight
-    output_task = estimator._batching().output_task
-    require_hard_labels(output_task, "Scores of a table are computed")
-    score = _accuracy if output_task.classifies else _r2
-    with _opened_batches(estimator, "predict", X, y, sample_weight, scored=True) as batches:
-        return score(estimator, batches)
+        y, sample_weight = _named_columns(X.target, X.sample_weight, several=several, name="target")
+    with opened_batches(estimator, "predict", X, y, sample_weight, scored=True) as batches:
+        yield batches
 
 
-def _accuracy(estimator: Any, batches: Iterator[SourceRows]) -> float:
-    """Return the mean of the accuracies of batches, weighted by the labels that count in each."""
-    right = total = 0.0
-    facts: Batching = estimator._batching()
-    for rows in batches:
-        labels = mask_of_labels(np.asarray(rows.y), facts.output_task.ignore_label).reshape(rows.n_rows, -1)
-        counted = labels.any(axis=1) if facts.decoding.positions is None else labels.sum(axis=1)
-        weight = float((checked_weights(rows.weights, rows.n_rows) * counted).sum())
+class SumOfAccuracies:
+    """The accuracy of rows that come in batches: the mean over batches, weighted by the labels that count in each."""
+
+    def __init__(self, output_task: OutputTask, decoding: Decoding) -> None:
+        self._ignored, self._at_positions = output_task.ignore_label, decoding.positions is not None
+        self._right = self._total = 0.0
+
+    def update(self, y: Any, weights: np.ndarray | None, score: Callable[[], float]) -> None:
+        """Add a batch, of which ``score`` returns the accuracy."""
+        labels = mask_of_labels(np.asarray(y), self._ignored).reshape(len(y), -1)
+        counted = labels.sum(axis=1) if self._at_positions else labels.any(axis=1)
+        weight = float((checked_weights(weights, len(y)) * counted).sum())
         if weight:  # scikit-learn's accuracy of no row is an error
-            share = weight * _result(estimator.score, rows, rows.X, rows.y, rows.weights)
-            right += share if rows.weights is not None else round(share)
-            total += weight
-    if not total:
-        raise ValueError("No label of y counts: all are to be ignored, or in rows of weight zero.")
-    return right / total
+            share = weight * score()
+            self._right += share if weights is not None else round(share)
+            self._total += weight
+
+    def score(self) -> float:
+        """Return the accuracy."""
+        if not self._total:
+            raise ValueError("No label of y counts: all are to be ignored, or in rows of weight zero.")
+        return self._right / self._total
 
 
-def _r2(estimator: Any, batches: Iterator[SourceRows]) -> float:
-    """Return R², from the squared errors of batches and the merged moments of their targets."""
-    facts: Batching = estimator._batching()
-    moments, squares, n_rows = Moments(), np.zeros(1), 0
-    for rows in batches:
-        weights = checked_weights(rows.weights, rows.n_rows)
-        found = _result(estimator.predict, rows, rows.X).reshape(rows.n_rows, -1)
-        truth = _result(lambda y: facts.output_task.encode(y, None).values, rows, rows.y).astype(np.float64)
+class SumOfSquares:
+    """R² of rows that come in batches, from the squared errors of batches and the merged moments of their targets."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._of_maps, self._moments, self._squares, self._n_rows = bool(decoding.row_shape), Moments(), np.zeros(1), 0
+
+    def update(self, truth: np.ndarray, found: np.ndarray, weights: np.ndarray | None) -> None:
+        """Add a batch of encoded targets and their predictions."""
+        given, truth = checked_weights(weights, len(found)), np.asarray(truth, np.float64)
+        found = found.reshape(len(found), -1)
         if truth.shape != found.shape:
             raise ValueError(f"y has {truth.shape[1]} numbers a row, but the predictions have {found.shape[1]}.")
-        squares = squares + (weights[:, np.newaxis] * (truth - found) ** 2).sum(axis=0)
-        moments.update(truth, weights)
-        n_rows += rows.n_rows
-    if n_rows < 2:
-        raise ValueError("R² needs at least two rows, and the source has one.")
-    if not len(moments.weight):
-        raise ValueError("All rows have weight zero.")
-    total = moments.deviation**2 * moments.weight
-    varies = total != 0
-    scores = np.where(varies, 1 - squares / np.where(varies, total, 1), squares == 0)
-    of_maps = facts.decoding.row_shape and varies.any()
-    return float(np.average(scores, weights=total if of_maps else None))
+        self._squares = self._squares + (given[:, np.newaxis] * (truth - found) ** 2).sum(axis=0)
+        self._moments.update(truth, given)
+        self._n_rows += len(found)
+
+    def score(self) -> float:
+        """Return R²."""
+        if self._n_rows < 2:
+            raise ValueError(f"R² needs at least two rows, and the source has {self._n_rows or 'none'} to score.")
+        if not len(self._moments.weight):
+            raise ValueError("All rows have weight zero.")
+        total = self._moments.deviation**2 * self._moments.weight
+        varies = total != 0
+        scores = np.where(varies, 1 - self._squares / np.where(varies, total, 1), self._squares == 0)
+        return float(np.average(scores, weights=total if self._of_maps and varies.any() else None))
 
 
-def _result(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
+def sum_of_scores(output_task: OutputTask, decoding: Decoding) -> SumOfAccuracies | SumOfSquares:
+    """Return the sum from which the score of an output follows."""
+    return SumOfAccuracies(output_task, decoding) if output_task.classifies else SumOfSquares(decoding)
+
+
+def result_of(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
     """Return the result for data of a batch; an error names the part that it comes from."""
     try:
         return method(*given)
@@ -732,14 +867,14 @@ def _result(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
         start = 0
         for place, n_rows in rows.places:
             with _named_place(place):
-                method(*(None if one is None else _cut(one, start, start + n_rows) for one in given))
+                method(*(_cut(one, start, start + n_rows) for one in given))
             start += n_rows
         raise
 
 
 @contextmanager
-def _opened_batches(
-    estimator: Any, method: str, X: Any, y: Any = None, sample_weight: str | None = None, *, scored: bool = False
+def opened_batches(
+    estimator: Any, method: str, X: Any, y: Any = None, sample_weight: Any = None, *, scored: bool = False
 ) -> Iterator[Iterator[SourceRows]]:
     """Open a source, and give its rows in batches; the targets are read if they are scored.
 
@@ -791,7 +926,7 @@ def _batches(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Genera
     yield _joined(waiting)
 
 
-def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: bool) -> Generator[SourceRows]:
+def _read(estimator: Any, X: Any, y: Any, sample_weight: Any, *, scored: bool) -> Generator[SourceRows]:
     """Yield the rows of a source as they are read."""
     if holds_blocks(X) and not isinstance(X, RowBlocks):
         for i in range(len(X)):
@@ -808,8 +943,7 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: 
         return
     known = getattr(estimator, "feature_names_in_", None)
     names = None if known is None else known.tolist()
-    others = [] if y is None else [y] if isinstance(y, str) else [*y]
-    others = others if sample_weight is None else [*others, sample_weight]
+    others = [*names_of(y), *names_of(sample_weight)]
     if both := [name for name in others if name in (names or ())]:
         raise ValueError(f"Column {both[0]!r} is a feature of the estimator, and so neither target nor weight.")
     size = min(BATCH_ROWS, BATCH_NUMBERS // max(1, len(names or ())))
@@ -824,15 +958,15 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: str | None, *, scored: 
 def _joined(parts: Sequence[SourceRows]) -> SourceRows:
     """Return several parts as one."""
     places = [place for part in parts for place in part.places]
-    X, y, weights = _joined_rows([part.X for part in parts]), None, None
-    if parts[0].y is not None:
-        y = np.concatenate([np.asarray(part.y) for part in parts])
-    if any(part.weights is not None for part in parts):
-        weights = np.concatenate([np.ones(part.n_rows) if part.weights is None else part.weights for part in parts])
-    return SourceRows(sum(part.n_rows for part in parts), X, y, weights, places)
+    counts = [part.n_rows for part in parts]
+    y = None if parts[0].y is None else _joined_rows([part.y for part in parts])
+    weights = _joined_weights([part.weights for part in parts], counts)
+    return SourceRows(sum(counts), _joined_rows([part.X for part in parts]), y, weights, places)
 
 
 def _cut(X: Any, start: int, end: int) -> Any:
+    if X is None:
+        return None
     if isinstance(X, Mapping):
         return {name: _cut(one, start, end) for name, one in X.items()}
     if hasattr(X, "column_names"):  # a table of Arrow

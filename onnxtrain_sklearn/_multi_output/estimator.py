@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -32,9 +33,18 @@ from .._estimators.predict import (
     within_one,
 )
 from .._estimators.scoring import numbers_of_outputs, rows_of
+from .._estimators.streams import (
+    Batching,
+    SumOfAccuracies,
+    predicted_batches,
+    reads_source,
+    result_of,
+    scored_batches,
+    sum_of_scores,
+)
 from .._inference.graph import Decoding, OutputOptions
 from .._utils.params import documented
-from .._utils.typing import MatrixLike
+from .._utils.typing import MatrixLike, TableLike
 from .fit import (
     OUTPUTS,
     by_output,
@@ -43,6 +53,7 @@ from .fit import (
     several_outputs,
     weights_by_output,
 )
+from .streams import OutputsStream
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -95,6 +106,32 @@ def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.nd
     if has_one_label(decoding):
         return float(accuracy_score(y, predicted, sample_weight=weights))
     return accuracy_of_several(decoding, y, predicted, output_task.ignore_label, weights)
+
+
+def _scores_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, float]:
+    """Return the score of each output for all rows of a source."""
+    output_tasks = output_tasks_of(estimator)
+    with scored_batches(estimator, X, y, sample_weight, several=True) as batches:
+        decodings = dict(zip(output_tasks, estimator._state.decoding.parts, strict=True))
+        sums = {name: sum_of_scores(one, decodings[name]) for name, one in output_tasks.items()}
+        for rows in batches:
+            predicted = result_of(estimator.predict, rows, rows.X)
+            targets, weights = by_output(rows.y, output_tasks, "y"), weights_by_output(rows.weights, output_tasks)
+            for name, output_task in output_tasks.items():
+                y, found, own, total = targets[name], predicted[name], weights[name], sums[name]
+                with naming(name):
+                    if own is not None:  # rows of weight zero have no part in the score, and are not read
+                        counted = np.flatnonzero(checked_weights(own, rows.n_rows))
+                        y, found, own = y[counted], found[counted], own[counted]
+                    if isinstance(total, SumOfAccuracies):
+                        total.update(y, own, partial(_score, output_task, decodings[name], y, found, own))
+                    elif len(y):
+                        total.update(output_task.encode(y, None).values, found, own)
+        scores = {}
+        for name, total in sums.items():
+            with naming(name):
+                scores[name] = total.score()
+        return scores
 
 
 # The estimator that trains several outputs of a graph together.
@@ -160,9 +197,9 @@ class OrtGradientMultiOutput(GraphEstimator):
 
     def fit(
         self,
-        X: MatrixLike,
-        y: MatrixLike,
-        sample_weight: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
+        X: TableLike,
+        y: Any = None,
+        sample_weight: Any = None,
         *,
         X_val: MatrixLike | None = None,
         y_val: MatrixLike | None = None,
@@ -177,10 +214,11 @@ class OrtGradientMultiOutput(GraphEstimator):
         y : dict of str to array-like, Inputs or data frame
             The targets of each output that has a loss, as in :meth:`OrtGradientClassifier.fit` and
             :meth:`OrtGradientRegressor.fit`. A data frame has a column named after each output, or columns that begin
-            with its name.
+            with its name. If X is a table in files, a dict of the target column, or columns, of each output; None for
+            :class:`RowBlocks`, whose ``target`` is that dict.
         sample_weight : array-like of shape (n_samples,), or dict of str to array-like, default=None
             Weight of each row in the mean losses of all outputs, or by output, None for one; >= 0. Targets of weight
-            zero are not read. None: one.
+            zero are not read. None: one. If X is a table in files, the name of a column, or a dict of them.
         X_val, y_val, sample_weight_val : like the ones above, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
         classes : dict of str to array-like, default=None
@@ -207,9 +245,9 @@ class OrtGradientMultiOutput(GraphEstimator):
 
     def initialize(
         self,
-        X: MatrixLike,
-        y: MatrixLike,
-        sample_weight: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
+        X: TableLike,
+        y: Any = None,
+        sample_weight: Any = None,
         *,
         classes: Mapping[str, ArrayLike] | None = None,
     ) -> Self:
@@ -233,10 +271,10 @@ class OrtGradientMultiOutput(GraphEstimator):
     @available_if(trains_in_minibatches)
     def partial_fit(
         self,
-        X: MatrixLike,
-        y: MatrixLike,
+        X: TableLike,
+        y: Any = None,
         classes: Mapping[str, ArrayLike] | None = None,
-        sample_weight: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Train for one pass over the data, continuing from the last call.
 
@@ -255,7 +293,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         by_output, known, weights = cast(tuple[Any, Any, Any], (y, classes, sample_weight))
         return train(self, Call(X, by_output, weights, known, resume=True, one_epoch=True))
 
-    def predict(self, X: MatrixLike) -> dict[str, np.ndarray]:
+    def predict(self, X: TableLike) -> Any:
         """Predict labels and numbers.
 
         Parameters
@@ -266,8 +304,11 @@ class OrtGradientMultiOutput(GraphEstimator):
         -------
         dict of str to ndarray
             By output: labels as :meth:`OrtGradientClassifier.predict` gives them, numbers as
-            :meth:`OrtGradientRegressor.predict` does.
+            :meth:`OrtGradientRegressor.predict` does. For a source, a ``pyarrow.RecordBatchReader`` with columns by
+            the names of the outputs: ``width``, or ``width_0``, ... for several numbers.
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict", X)
         return OutputPredictions(
             (
                 name,
@@ -277,7 +318,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         )
 
     @available_if(_require_probabilities)
-    def predict_proba(self, X: MatrixLike) -> dict[str, Any]:
+    def predict_proba(self, X: TableLike) -> Any:
         """Predict the probabilities of the classes.
 
         Parameters
@@ -287,8 +328,11 @@ class OrtGradientMultiOutput(GraphEstimator):
         Returns
         -------
         dict of str to ndarray
-            For each output whose loss gives probabilities, as :meth:`OrtGradientClassifier.predict_proba`.
+            For each output whose loss gives probabilities, as :meth:`OrtGradientClassifier.predict_proba`. For a
+            source, a ``pyarrow.RecordBatchReader`` with columns such as ``species_setosa``.
         """
+        if reads_source(X):
+            return predicted_batches(self, "predict_proba", X)
         number_type = prediction_type(X)
         found = self._predicted(X, 1, with_scores=number_type is np.float64)
         return OutputPredictions(
@@ -298,7 +342,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         )
 
     @available_if(_require_scores_of_classes)
-    def decision_function(self, X: MatrixLike) -> dict[str, Any]:
+    def decision_function(self, X: TableLike) -> Any:
         """Return the scores of the classes.
 
         Parameters
@@ -310,12 +354,14 @@ class OrtGradientMultiOutput(GraphEstimator):
         dict of str to ndarray
             For each output with labels, as :meth:`OrtGradientClassifier.decision_function`.
         """
+        if reads_source(X):
+            return predicted_batches(self, "decision_function", X)
         found = self._predicted(X, -1, with_scores=True)
         return OutputPredictions(
             (name, decisions(decoding, own, X)) for name, decoding, own in found if decoding.task != "regression"
         )
 
-    def score(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> float:
+    def score(self, X: TableLike, y: Any = None, sample_weight: Any = None) -> float:
         """Return the mean of the scores of the outputs: accuracy of labels, R² of numbers.
 
         Parameters
@@ -330,7 +376,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         """
         return float(np.mean(list(self.output_scores(X, y, sample_weight).values())))
 
-    def output_scores(self, X: MatrixLike, y: MatrixLike, sample_weight: MatrixLike | None = None) -> dict[str, float]:
+    def output_scores(self, X: TableLike, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
         """Return the score of each output: accuracy of labels, R² of numbers.
 
         Parameters
@@ -345,6 +391,8 @@ class OrtGradientMultiOutput(GraphEstimator):
             of weight zero in an output have no part in its score.
         """
         check_is_fitted(self)
+        if reads_source(X):
+            return _scores_of_source(self, X, y, sample_weight)
         output_tasks, predicted, found = output_tasks_of(self), self.predict(X), {}
         y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
         for (name, output_task), decoding in zip(output_tasks.items(), self._state.decoding.parts, strict=True):
@@ -382,17 +430,21 @@ class OrtGradientMultiOutput(GraphEstimator):
         return tags
 
     def _preparation(self) -> Preparation:
-        return several_outputs(output_tasks_of(self))
+        tasks = output_tasks_of(self)
+        return several_outputs(tasks, partial(OutputsStream, output_task=tasks))
+
+    def _batching(self) -> Batching:
+        return Batching.of(self)
 
     def _predicted(
-        self, X: MatrixLike, output: int = 0, *, with_scores: bool = False
+        self, X: TableLike, output: int = 0, *, with_scores: bool = False
     ) -> list[tuple[str, Decoding, np.ndarray]]:
         """Return the name, the decoding and one output of the inference graph of each part."""
         check_is_fitted(self)
         found, state = self._predict(X, output, with_scores=with_scores), self._state
         return list(zip((form.output for form in state.graph.forms), state.decoding.parts, found, strict=True))
 
-    def _predict(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
+    def _predict(self, X: TableLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
         state = self._state
         columns = graph_inputs(self, X, state.graph.inputs, None, reset=False)
         numbers = numbers_of_outputs(state.decoding, output, with_scores=with_scores)

@@ -58,6 +58,7 @@ from .._estimators.scoring import (
     score_by,
     scored_rows,
 )
+from .._estimators.streams import Stream
 from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import Decoding, inference_model
@@ -111,7 +112,7 @@ by the weights of that epoch. It needs validation data: ``early_stopping=True``,
 # The steps of the preparation in `_estimators/fit.py` that differ for several outputs.
 
 
-def several_outputs(output_tasks: Tasks) -> Preparation:
+def several_outputs(output_tasks: Tasks, stream: Callable[..., Stream]) -> Preparation:
     """Return the steps of a preparation for outputs that learn these tasks."""
     return Preparation(
         graph_plan=lambda estimator, resumed, X: GraphPlan(_known_outputs(estimator, resumed, output_tasks)),
@@ -122,6 +123,7 @@ def several_outputs(output_tasks: Tasks) -> Preparation:
         check_state=partial(check_state_of_outputs, output_tasks),
         validation=partial(validation_of_outputs, output_tasks),
         exported=partial(exported_outputs, output_tasks),
+        stream=lambda estimator: stream,
     )
 
 
@@ -197,6 +199,8 @@ def check_state_of_outputs(
     Return the scores of the rows that all outputs have in common.
     """
     state.balanced_outputs = balanced_outputs(output_tasks, context.call, examples)
+    if context.call.stream is not None:
+        state.balanced_outputs = context.call.stream.balanced_outputs([one.classes for one in state.decoding.parts])
     references, columns, scores = chosen.references, examples.columns, []
     # Each output was run on rows of its own choice; the training graph is compared on those that all have in common.
     rows = min((one.rows for one in references if one is not None), key=len, default=np.empty(0, np.int64))
@@ -401,7 +405,8 @@ def several_examples(
 ) -> Examples:
     """Return the examples of a call, without the factors of the outputs, which depend on the rows to train on."""
     assert graph is not None
-    columns = graph_inputs(estimator, call.X, graph.inputs, None, reset=resumed is None)
+    convert = partial(graph_inputs, estimator, specs=graph.inputs, fitted=None, reset=resumed is None)
+    columns = convert(call.X) if call.stream is None else call.stream.converted(call.X, convert)
     n_rows, y = len(next(iter(columns.values()))), by_output(call.y, output_tasks, "y")
     if call.classes is not None and not isinstance(call.classes, Mapping):
         raise TypeError(f"classes must be a dict of labels by output, got {type(call.classes).__name__}.")
@@ -419,11 +424,19 @@ def several_examples(
         with naming(name):
             decoding, classes = decodings[name], given_classes.get(name)
             at_positions = decoding is None and takes_positions(output_task, view, y[name])
+            if call.stream is not None:
+                if at_positions or (decoding is not None and decoding.positions is not None):
+                    raise ValueError(
+                        "Labels at positions take all rows at once, and the table has more than buffer_rows. Give "
+                        "arrays, or blocks whose buffer holds all rows."
+                    )
+                if classes is None and not call.one_epoch:
+                    classes = call.stream.outputs[name].classes  # y is a sample, which may lack some
             if call.one_epoch and decoding is None:
                 require_known_labels(output_task, y[name], classes, at_positions=at_positions)
             classes = known_classes(classes, None if decoding is None else decoding.classes, of_columns=True)
             found.append(
-                _targets_of_output(
+                targets_of_output(
                     output_task,
                     n_rows,
                     y[name],
@@ -431,13 +444,14 @@ def several_examples(
                     classes,
                     decoding,
                     at_positions=at_positions,
-                    may_lack_labels=call.one_epoch,
+                    may_lack_labels=call.one_epoch or call.stream is not None,
                 )
             )
-    return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True)))
+    alike = None if call.stream is None else call.stream.alike
+    return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True), alike=alike))
 
 
-def _targets_of_output(
+def targets_of_output(
     output_task: OutputTask,
     n_rows: int,
     y: np.ndarray,
@@ -489,7 +503,7 @@ def several_validation_examples(
     y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
     for decoding, (name, output_task) in zip(state.decoding.parts, output_tasks.items(), strict=True):
         with naming(name):
-            found.append(_targets_of_output(output_task, n_rows, y[name], weights[name], decoding.classes, decoding))
+            found.append(targets_of_output(output_task, n_rows, y[name], weights[name], decoding.classes, decoding))
     return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True)))
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,12 @@ from .._data.targets import Targets, checked_weights
 from .._estimators.streams import (
     block_parts,
     bytes_of_blocks,
+    counted_rows,
+    joined_parts,
     mean_place,
     named_block,
     sample_of_blocks,
+    targets_of,
 )
 from .._model.links import Task
 from .ensemble import MemberRecipe, Place, PreparedMember
@@ -93,8 +97,7 @@ class BlockExamples:
 
     def targets(self, i: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the targets of a block as a network takes them, and the weights of its rows, those of classes too."""
-        read = getattr(self.source, "targets", None)
-        return self._targets(*(read(i) if read is not None else block_parts(self.source, i)[1:]))
+        return self._targets(*targets_of(self.source)(i))
 
     def _targets(self, y: np.ndarray, sample_weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
@@ -259,7 +262,8 @@ class BlockExamples:
         if not len(member.held):
             return blocks, None, {}
         held = PreparedBlocks(self, member.preprocessing, member.held, place)
-        parts = sample_of_blocks(held, member.network._output_task(), range(len(held)), held.sizes, self.buffer_rows)
+        counted = partial(counted_rows, member.network._output_task())
+        parts = joined_parts(sample_of_blocks(held, counted, range(len(held)), held.sizes, self.buffer_rows))
         return blocks, None, dict(zip(("X_val", "y_val", "sample_weight_val"), parts, strict=True))
 
     def prepared(

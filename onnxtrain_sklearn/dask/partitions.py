@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -194,6 +194,8 @@ def _read_files(cluster: Cluster, X: Any, y: Any, sample_weight: Any) -> Table:
         if y is not None or sample_weight is not None:
             raise ValueError("RowBlocks holds y and sample_weight too: give it alone.")
         source, y, sample_weight, columns = X.source, X.target, X.sample_weight, X.columns
+        if isinstance(y, Mapping):
+            raise TypeError("target must be a column or a list of columns: estimators of a cluster train one output.")
     else:
         source, columns = X, None
         if not isinstance(y, str) and not _are_paths(y):

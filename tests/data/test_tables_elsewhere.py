@@ -123,23 +123,16 @@ def test_predict_refuses_tables_elsewhere(name):
         assert_refused(lambda given=given: fitted.predict(given), f"X is a {type(given).__module__}", remedy)
 
 
-def test_estimator_of_several_outputs_refuses_sources_and_tables_elsewhere():
+def test_estimator_of_several_outputs_refuses_tables_elsewhere():
     rows, targets = data(20)
     names = ("class", "number")
     estimator = OrtGradientMultiOutput(graph(list(names)), loss={one: KINDS[one].loss for one in names}, max_iter=1)
     targets, dask = {one: targets[one] for one in names}, ELSEWHERE["dask array"][0]
-    texts = "X is a", "read in blocks", "OrtGradientMultiOutput", "read_parquet", "partial_fit"
-    for given in SOURCES.values():
-        assert_refused(lambda given=given: estimator.fit(given, targets), *texts)
-        assert_refused(lambda given=given: estimator.partial_fit(given, targets), *texts)
-    assert_refused(lambda: estimator.fit("table.parquet", ["class", "number"]), "X is a str", "read_parquet")
     assert_refused(lambda: estimator.fit(dask, targets), "X is a dask.array.core.Array", "X.compute()")
     assert_refused(lambda: estimator.fit(rows, {**targets, "class": dask}), "y is a dask", "y.compute()")
     assert_refused(lambda: estimator.fit(rows, targets, {"class": dask}), "sample_weight is a dask")
     fitted = estimator.fit(rows, targets)
     assert_refused(lambda: fitted.predict(dask), "X is a dask.array.core.Array", "X.compute()")
-    for given in SOURCES.values():
-        assert_refused(lambda given=given: fitted.predict(given), "X is a", "read in blocks")
 
 
 ROWS = [f"{name}{of}" for of in ("", "_val", "_old") for name in ("X", "y", "sample_weight")]

@@ -1,0 +1,197 @@
+"""Train several outputs on a table in blocks.
+
+:class:`OutputsStream` holds the facts on all rows that the first step needs, for each output those of a single one, and
+the mean weights of the outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from .._data.targets import SeveralTargets, Targets, checked_weights, joined_targets
+from .._estimators.fitted_state import FittedState
+from .._estimators.outputs import OutputTask, known_classes
+from .._estimators.scoring import rows_of
+from .._estimators.streams import (
+    Part,
+    Stream,
+    add_targets,
+    block_parts,
+    counted_rows,
+    named_block,
+    taken_part,
+    targets_of,
+)
+from ..losses import Loss
+from .fit import by_output, naming, targets_of_output, weights_by_output
+
+MORE_ROWS = 1024
+"""Rows to add to the sample, at most, for an output that has no label in it."""
+
+
+@dataclass
+class OutputsStream(Stream):
+    """The blocks of a call that trains several outputs, and what is known of all their rows.
+
+    Attributes
+    ----------
+    output_task : dict of str to OutputTask
+    outputs : dict of str to Stream
+        The facts on the targets of each output.
+    alike : bool
+        True if all outputs weigh the rows alike.
+    mean_weights : dict of str to float
+        The mean weight of the rows to train on, by output, with the weights of classes.
+    missing_labels : dict of str to int
+        The rows to train on without a label for an output.
+    """
+
+    outputs: dict[str, Stream] = field(default_factory=dict)
+    alike: bool = True
+    mean_weights: dict[str, float] = field(default_factory=dict)
+    missing_labels: dict[str, int] = field(default_factory=dict)
+    _first_blocks: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.block_means = None  # outputs differ in their means: the places of blocks in the table deal them
+        for name, task in self.output_task.items():
+            self.outputs[name] = Stream(None, [], 0, 0, self.rng, output_task=task)
+            self.missing_labels[name] = 0
+
+    def _weights(self, y: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return the targets by output, and the weights of the rows, which are zero for rows that do not count."""
+        targets = by_output(y, self.output_task, "y")
+        given = weights_by_output(sample_weight, self.output_task)
+        found, n_rows = {}, len(next(iter(targets.values())))
+        for name, task in self.output_task.items():
+            with naming(name):
+                if len(targets[name]) != n_rows:
+                    raise ValueError(f"y has {len(targets[name])} rows, and {n_rows} for another output.")
+                weights = np.array(checked_weights(given[name], n_rows), np.float64)
+                rows = np.flatnonzero(weights)  # the targets of other rows are not read
+                if len(rows):
+                    weights[rows] *= counted_rows(task, rows_of(targets[name], rows), weights[rows])
+                found[name] = weights
+        return targets, found
+
+    def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
+        """Return a mask of the rows that count for some output."""
+        return np.any([weights > 0 for weights in self._weights(y, sample_weight)[1].values()], axis=0)
+
+    def add(self, i: int, y: Any, sample_weight: Any, known: Any, *, trains: bool) -> None:
+        """Add the targets of block ``i``; ``known`` are the given classes by output, or those of an earlier call."""
+        targets, weights = self._weights(y, sample_weight)
+        each = list(weights.values())
+        counted = np.any([own > 0 for own in each], axis=0)
+        if trains:
+            self.alike &= all(np.array_equal(own, each[0]) for own in each[1:])
+        given = weights_by_output(sample_weight, self.output_task)
+        for (name, own), classes in zip(weights.items(), self._classes(known), strict=True):
+            if trains:
+                self.missing_labels[name] += int(np.count_nonzero(counted & (own == 0)))
+                if own.any():
+                    self._first_blocks.setdefault(name, i)
+            # Rows whose label has the weight zero do not count, but name a class.
+            rows = np.flatnonzero(checked_weights(given[name], len(own)))
+            if len(rows):
+                facts, task = self.outputs[name], self.output_task[name]
+                with naming(name):
+                    add_targets(
+                        facts,
+                        task,
+                        rows_of(targets[name], rows),
+                        own[rows],
+                        classes,
+                        facts.labels_by_block,
+                        trains=trains,
+                    )
+
+    def _classes(self, known: Any) -> list[Any]:
+        """Return the known classes of each output; ``known`` is a dict by output, or None."""
+        given = known if isinstance(known, Mapping) else {}
+        found = []
+        for name in self.output_task:
+            with naming(name):
+                found.append(known_classes(given.get(name), None, of_columns=True))
+        return found
+
+    def known_classes(self, resumed: FittedState) -> Any:
+        """Return the classes of an earlier call, by output."""
+        return {name: part.classes for name, part in zip(self.output_task, resumed.decoding.parts, strict=True)}
+
+    def complete(self, known: Any) -> None:
+        """Complete the facts, once the targets of all blocks are added: read them again if weights differ."""
+        self.alike &= all(task.class_weight is None for task in self.output_task.values())
+        for name in self.output_task:
+            if name not in self._first_blocks:
+                raise ValueError(f"Output {name!r}: none of the rows to train on has a positive weight.")
+        if self.alike:
+            return
+        totals = dict.fromkeys(self.output_task, 0.0)
+        given = dict(zip(self.output_task, self._classes(known), strict=True))
+        classes = {name: own.classes if given[name] is None else given[name] for name, own in self.outputs.items()}
+        read = targets_of(self.source)
+        for i in self.training_blocks:
+            with named_block(self.source, i):
+                targets, weights = self._weights(*read(i))
+                for name, own in weights.items():
+                    if own.any():
+                        task = self._task(name)
+                        found = targets_of_output(task, len(own), targets[name], own, classes[name], None)[1]
+                        totals[name] += float(own.sum() if found is None else found.sum())
+        self.mean_weights = {name: total / self.n_rows for name, total in totals.items()}
+
+    def _task(self, name: str) -> OutputTask:
+        """Return the task of an output, with the balanced weights of all rows."""
+        task: OutputTask = self.output_task[name]
+        return replace(task, class_weight=self.outputs[name].class_weight(task.class_weight))
+
+    def sample(self, sizes: Sequence[int]) -> list[Part]:
+        """Return the rows on which training is prepared, some of each output among them."""
+        parts = super().sample(sizes)
+        held = {name for _, y, weights in parts for name, own in self._weights(y, weights)[1].items() if own.any()}
+        for name in self.output_task:
+            if name not in held:
+                part = block_parts(self.source, self._first_blocks[name])
+                rows = np.flatnonzero(self._weights(*part[1:])[1][name])
+                parts.append(taken_part(part, rows[:MORE_ROWS]))
+        return parts
+
+    def encoder(
+        self, estimator: Any, state: FittedState, loss: Any, *, ignores: bool
+    ) -> Callable[[int, Any, Any], tuple[Targets, np.ndarray | None]]:
+        """Return a function that encodes and checks ``(n_rows, y, sample_weight)`` of a block."""
+        tasks = {name: self._task(name) for name in self.output_task}
+        decodings = dict(zip(tasks, state.decoding.parts, strict=True))
+
+        def encoded(n_rows: int, y: Any, sample_weight: Any) -> tuple[Targets, np.ndarray | None]:
+            targets, weights = self._weights(y, sample_weight)
+            found = []
+            for name, task in tasks.items():
+                decoding, given = decodings[name], cast("np.ndarray | None", weights[name])
+                # Where outputs weigh rows alike, weights of one need not be stored. Elsewhere their factor is needed.
+                given = None if self.alike and (weights[name] == 1).all() else given
+                with naming(name):
+                    own = targets_of_output(
+                        task, n_rows, targets[name], given, decoding.classes, decoding, may_lack_labels=True
+                    )
+                    cast("Loss", task.loss).check_targets(own[0].values)
+                found.append(own)
+            joined, row_weights = joined_targets(list(tasks), *zip(*found, strict=True), alike=self.alike)
+            whole: SeveralTargets = joined.with_factors(np.arange(n_rows), self.mean_weights)
+            return whole, row_weights
+
+        return encoded
+
+    def balanced_outputs(self, classes: Sequence[Any]) -> tuple[tuple[float, ...] | None, ...]:
+        """Return the balanced weights of the classes of each output; None of others."""
+        found = list[tuple[float, ...] | None]()
+        for (name, task), own in zip(self.output_task.items(), classes, strict=True):
+            weights = self.outputs[name].class_weight("balanced")
+            is_balanced = task.class_weight == "balanced" and isinstance(weights, dict)
+            found.append(tuple(weights.get(label, 1.0) for label in np.asarray(own).tolist()) if is_balanced else None)
+        return tuple(found)
