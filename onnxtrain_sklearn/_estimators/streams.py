@@ -159,7 +159,13 @@ class Stream:
         blocks = GraphBlocks(self, estimator, state, loss, ignores=ignores)
         rng, prefetch = self.rng if shuffle else None, self.prefetch
         return BlockBatches(
-            blocks, size, rng, buffer_rows=self.buffer_rows, drop_last=drop_last, prefetch=prefetch, block_means=self.block_means
+            blocks,
+            size,
+            rng,
+            buffer_rows=self.buffer_rows,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            block_means=self.block_means,
         )
 
     def encoder(

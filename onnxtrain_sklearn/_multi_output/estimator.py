@@ -446,7 +446,8 @@ class OrtGradientMultiOutput(GraphEstimator):
 
     def _predict(self, X: TableLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
         state = self._state
-        columns = graph_inputs(self, X, state.graph.inputs, None, reset=False)
+        rows: Any = X  # tables in files come here in batches
+        columns = graph_inputs(self, rows, state.graph.inputs, None, reset=False)
         numbers = numbers_of_outputs(state.decoding, output, with_scores=with_scores)
         return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
 

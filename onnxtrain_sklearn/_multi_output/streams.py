@@ -80,7 +80,8 @@ class OutputsStream(Stream):
 
     def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
         """Return a mask of the rows that count for some output."""
-        return np.any([weights > 0 for weights in self._weights(y, sample_weight)[1].values()], axis=0)
+        weights = list(self._weights(y, sample_weight)[1].values())
+        return np.asarray(np.sum(weights, axis=0) > 0)
 
     def add(self, i: int, y: Any, sample_weight: Any, known: Any, *, trains: bool) -> None:
         """Add the targets of block ``i``; ``known`` are the given classes by output, or those of an earlier call."""
