@@ -1,4 +1,4 @@
-"""Low-rank adapters of an estimator: the matrices that they change, and the files that hold them."""
+"""Low-rank adapters (LoRA) of an estimator: choose the matrices, add the factors to the graph, save them to a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .parameters import Parameters
 
 
 def adapted(estimator: Parameters, graph: TrainableModel, rng: np.random.RandomState | None) -> TrainableModel:
-    """Return the graph with the factors of the estimator's adapters; ``rng`` draws them."""
+    """Return the graph with the estimator's low-rank factors added. ``rng`` draws their initial values."""
     lora = estimator.adapters
     if lora is None:
         return graph
@@ -88,7 +88,7 @@ def save_adapter(state: FittedState, path: str | os.PathLike[str]) -> None:
     arrays = {name: weights[name] for name in (*parameters.names, *parameters.running_statistics)}
     for one in state.graph.low_rank:
         last = one.factors[1]
-        # a runtime adds the plain product of the factors to the matrix, so the scale goes into the last one
+        # A runtime adds the product of the factors without a scale, so multiply the scale into the last factor.
         arrays[last] = (one.scale * arrays[last].astype(np.float64)).astype(arrays[last].dtype)
     write_adapter(path, arrays)
 

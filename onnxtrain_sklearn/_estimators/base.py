@@ -1,8 +1,8 @@
-"""The estimators as scikit-learn knows them: conventions around a fitted state, and what users can do with it.
+"""The base classes of the estimators: scikit-learn's conventions, and the public methods that all estimators share.
 
 Constructors only store their arguments. :func:`~.fit.train` resolves and validates everything before it changes the
-estimator: an error leaves it unchanged, including weights, optimizer state and random state. Each further method is a
-function of the fitted state.
+estimator: an error leaves it unchanged, including weights, optimizer state and random state. Every other method calls a
+function on the fitted state.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
 
     @abstractmethod
     def _preparation(self) -> Preparation:
-        """Return the steps of a preparation that differ between one trained output and several."""
+        """Return the functions with which ``prepare`` prepares this estimator, of one trained output or several."""
 
     @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:
@@ -82,7 +82,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         Raises
         ------
         ValueError
-            A name is unknown, or belongs to a fitted model: its parameters are those it was fitted with.
+            A name is unknown, or is a parameter of a fitted model, which must be set before that model is fitted.
         """
         model, prefix = params.get("model", self.model), "model__"
         if isinstance(model, GraphModel):
@@ -96,7 +96,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         if not params.keys() <= set(self._own_names()):
             require_own_names(self, params)
             return super().set_params(**resolved(self, params))
-        for name, value in params.items():  # as scikit-learn does, after a look at all parameters
+        for name, value in params.items():  # what scikit-learn's set_params does, without its slow get_params
             setattr(self, name, value)
         return self
 
@@ -132,23 +132,23 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     n_iter_ = Recorded(lambda history: history.progress.epoch, "Epochs trained, over all calls.")
     t_ = Recorded(lambda history: history.progress.samples, "Rows seen, over all calls.")
     loss_ = Recorded(
-        lambda history: history.losses.last(), "Mean loss of the last epoch; NaN before the first has ended."
+        lambda history: history.losses.last(), "Mean loss of the last epoch; NaN before the first epoch has ended."
     )
     loss_curve_ = Recorded(lambda history: history.loss_curve, "Mean loss of each epoch, of the latest 100,000.")
     history_ = Recorded(
         lambda history: history.rows,
         """A dict for each epoch: epoch, step, loss, learning_rate, seconds, scores, and what callbacks add.
 
-        ``history_.to_frame()`` returns a pandas DataFrame. Of epochs before the latest 10,000 epoch and loss are kept.
+        ``history_.to_frame()`` returns a pandas DataFrame. Epochs before the latest 10,000 keep only epoch and loss.
         """,
     )
     callbacks_ = Recorded(
         lambda history: copy.deepcopy(history.memories),
-        """Memories of callbacks, keyed by class; further ones of a class by class and number, ``"EpochScoring 2"``.""",
+        """The memory of each callback, by class name. The second one of a class is named ``"EpochScoring 2"``.""",
     )
     best_loss_ = Recorded(
         lambda history: None if history.early_stopping else history.least_loss,
-        "Least mean loss of an epoch; None with early stopping.",
+        "Lowest mean loss of an epoch; None with early stopping.",
     )
     validation_scores_ = Recorded(
         lambda history: history.validation_scores or None,
@@ -156,7 +156,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     )
     best_validation_score_ = Recorded(
         best_validation_score,
-        "Best of the scores, with early stopping that of the best epoch; None without validation data.",
+        "Best validation score; with early stopping, the score of the best epoch. None without validation data.",
     )
     fine_tuning_ = Recorded(fine_tuning_columns, "The candidates of fine-tuning, in columns; plain training has none.")
 
@@ -176,7 +176,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         """A copy of the low-rank factors by name; without adapters there is no such attribute."""
         return adapters_of(self)
 
-    # What users do with it beside predicting
+    # Public methods that do not predict
 
     def describe(self) -> Description:
         """Describe what is trained, what stays unchanged, and why.
@@ -204,13 +204,13 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         return describe(self)
 
     def save_adapter(self, path: str | os.PathLike[str]) -> None:
-        """Write what was trained to an ``.onnx_adapter`` file of onnxruntime.
+        """Write the trained parameters to an ``.onnx_adapter`` file of onnxruntime.
 
         The file belongs to the graph of ``to_onnx(adapter=True)``, which predicts as the given model until an adapter
         is active. Adapters of other fits of the same model to the same ``targets``, of any rank, fit that graph too.
-        It holds the factors, the scale ``alpha / rank`` multiplied into them, and the parameters that ``trainable``
-        names beside them. Without ``adapters=LoRA(...)`` these are all trained parameters: a runtime then swaps weights
-        in one model. ``load_state`` reads the file back.
+        The file holds the factors, the scale ``alpha / rank`` multiplied into them, and the parameters that
+        ``trainable`` adds. Without ``adapters=LoRA(...)`` it holds all trained parameters: a runtime can then swap the
+        weights of one model. ``load_state`` reads the file back.
 
         Parameters
         ----------
@@ -251,8 +251,8 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         ----------
         state : str, path or dict of str to ndarray
             A folder of :meth:`export_training`, a file in the format of safetensors that a loop over its graphs wrote,
-            a file of :meth:`save_adapter`, or arrays by name: those of the graph, as in ``weights_``, or the vectors of
-            the training graphs.
+            a file of :meth:`save_adapter`, or a dict of arrays. Its names are those of the graph, as in ``weights_``,
+            or those of the vectors in the training graphs.
 
         Returns
         -------
@@ -262,18 +262,18 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         ------
         ModelError
             A name, a shape or a number does not fit, or the state was trained in a graph with other constants, such as
-            another scale of the inputs, or with other labels of classes; the estimator is unchanged.
+            another scale of the inputs, or with other class labels; the estimator is unchanged.
 
         Notes
         -----
-        What the graph has beside its weights is compared where the state says it: folders, files of training graphs,
-        and ``weights_`` as it is. A dict that was put together by hand, and a file of a loop that leaves out the
-        metadata, are compared by names and shapes alone.
+        The constants of the graph are compared if the state records them. Folders, files of training graphs, and an
+        unmodified ``weights_`` do. A dict made by hand, or a file without the metadata, is compared by names and shapes
+        alone.
 
-        Arrays by the names of the graph hold no state of the optimizer: it starts anew. Where the estimator has
-        low-rank adapters, such arrays are matrices with the change merged into them: the change is zero then. With the
-        vectors of training graphs :meth:`partial_fit` goes on exactly: schedules too are where they would be after
-        the steps of the state. Only the masks of dropout are others, as their numbers are drawn by the estimator.
+        A dict with the names of the graph holds no optimizer state, so the optimizer starts anew. If the estimator has
+        low-rank adapters, the matrices in the dict have the adapters merged into them, so the adapters start anew from
+        a change of zero. With the vectors of training graphs, :meth:`partial_fit` continues exactly: schedules resume
+        at the step of the state. Only dropout masks differ, because the estimator draws its own.
 
         Examples
         --------
@@ -290,16 +290,16 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         return self
 
     def training_state(self) -> dict[str, Any]:
-        """Return a copy of everything that training goes on from, as arrays, numbers and texts by name.
+        """Return a copy of everything that training continues from, as arrays, numbers and strings by name.
 
         Returns
         -------
         dict of str to ndarray, int, float, bool or str
             ``parameters``, all trained weights in one vector, running ``statistics``, the ``average`` of the weights,
             ``slots/NAME`` of the optimizer, counts of steps, the position of the schedules, the random state, the
-            history, memories of callbacks; beside them a digest of the graph, its constants, engine and seed.
-            ``numpy.savez(file, **state)`` and msgpack store it without pickling, but for callbacks whose memories hold
-            objects of their own, which raise TypeError.
+            history and the memories of callbacks; also a digest of the graph, its constants, the engine and the seed.
+            ``numpy.savez(file, **state)`` and msgpack store it without pickling. If the memory of a callback holds any
+            other object, a TypeError is raised.
 
         Examples
         --------
@@ -320,12 +320,12 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         return training_state(self._state)
 
     def load_training_state(self, state: Mapping[str, Any]) -> Self:
-        """Go on from the state of an estimator of the same graph, to the same bits.
+        """Load the training state of an estimator with the same graph; training then continues bit for bit.
 
         Parameters
         ----------
         state : mapping of str to ndarray, number or text
-            What :meth:`training_state` returned, perhaps in another process and through a file.
+            The result of :meth:`training_state`, possibly from another process or read from a file.
 
         Returns
         -------
@@ -340,8 +340,8 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         Notes
         -----
         Parameters are not part of a state: learning rate, schedule and batch size are those of this estimator. The
-        estimator must be fitted, or prepared by :meth:`initialize`. Bits are the same where versions and the processor
-        are.
+        estimator must be fitted, or prepared by :meth:`initialize`. Results are equal to the bit only with equal
+        package versions and an equal processor.
         """
         check_is_fitted(
             self,
@@ -367,27 +367,27 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         The folder holds ``step.onnx``, a step on a minibatch, ``epoch.onnx``, a loop over the minibatches of an epoch,
         ``predict.onnx``, whose weights are inputs, ``state.safetensors`` with the weights and the optimizer's state,
         and ``manifest.json``, which says what the inputs and outputs are. The graphs consist of ONNX's own operators.
-        Training goes on as by :meth:`partial_fit`; :meth:`load_state` brings the result back.
+        They continue training as :meth:`partial_fit` would; :meth:`load_state` loads the result back.
 
         Parameters
         ----------
         folder : str or path
             The folder to write. One that holds an earlier export is replaced as a whole.
         X, y : data as for :meth:`fit`, default=None
-            Of an estimator that is not fitted: some rows, for the shapes of the graph and the classes. It is exported
-            as it is before training, and stays as it is.
+            Some rows, which an estimator that is not fitted needs for the shapes of its graph and its classes. Its
+            initial state is exported, and the estimator stays unfitted.
         batch_size : int, default=None
-            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
+            Rows of a minibatch; None: the estimator's batch size times ``accumulate``.
         form : {"both", "step", "epoch"}, default="both"
             The training graphs to write.
         target : {"any", "web"}, default="any"
-            What the graphs are to run on. "web": also on WebGPU in browsers, which lacks float64: the scalars of a
-            step, such as the bias corrections of Adam, and targets that are scaled are computed in float32.
+            Where the graphs must run. "web" includes WebGPU in browsers, which lacks float64: the scalars of a step,
+            such as the bias corrections of Adam, and scaled targets are then computed in float32.
 
         Raises
         ------
         ModelError
-            A setting has no place in the graphs: L-BFGS; or an input or a weight has the name of a tensor of the
+            The graphs cannot express a setting (L-BFGS), or an input or a weight has the same name as a tensor of the
             state.
         FileExistsError
             The folder holds other files.
@@ -409,21 +409,21 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     def to_training_onnx(self, *, batch_size: int | None = None) -> onnx.ModelProto:
         """Return the graph of ``to_onnx()`` with a training step in ``training_info``, ONNX's own form.
 
-        The step (``algorithm``) reads the weights of the inference graph by their names; its own initializers are the
-        optimizer's state, which ``initialization`` sets back, and ``update_binding`` says which output replaces which
-        initializer. Runtimes that only predict ignore it. :func:`~onnxtrain_sklearn.load_training` goes on
+        The step (``algorithm``) reads the weights of the inference graph by their names. Its own initializers are the
+        optimizer's state, which ``initialization`` resets. ``update_binding`` says which output replaces which
+        initializer. Runtimes that only predict ignore the step. :func:`~onnxtrain_sklearn.load_training` continues
         training the file.
 
         Parameters
         ----------
         batch_size : int, default=None
-            Rows of a minibatch; None: those of the estimator, of ``accumulate`` minibatches together.
+            Rows of a minibatch; None: the estimator's batch size times ``accumulate``.
 
         Raises
         ------
         ModelError
-            A setting has no place in the graphs, as for :meth:`export_training`, or the step needs more than operators
-            of the default domain, or the inference graph lacks what is trained: low-rank factors, float16 weights; or
+            The graphs cannot express a setting, as for :meth:`export_training`; the step needs operators outside of
+            the default domain; the inference graph lacks the trained values (low-rank factors, float16 weights); or
             the model encodes columns of a table.
 
         Examples
@@ -469,7 +469,7 @@ class BaseOrtGradient(GraphEstimator):
         Parameters
         ----------
         X : array-like or sparse matrix of shape (n_samples, n_features), dict of str to array-like, or source
-            Data in the shape of the graph's input; rows that are flattened are given the input's shape. A graph with
+            Data in the shape of the graph's input; flattened rows are reshaped to it. A graph with
             several inputs takes a dict of arrays by input name, :class:`Inputs`, or a data frame whose columns are
             named after the inputs; a fitted model that encodes text takes what it was fitted on. Tables in files, by
             path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
@@ -478,11 +478,11 @@ class BaseOrtGradient(GraphEstimator):
             files, the name of the target column, or a list of names; None for :class:`RowBlocks`, which holds it.
         sample_weight : array-like of shape (n_samples,), or str, default=None
             Weight of each row in the mean loss, >= 0; None: one. Of a table in files, the name of its column.
-        X_val, y_val, sample_weight_val : like the ones above, default=None
+        X_val, y_val, sample_weight_val : like X, y and sample_weight, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
-        X_old, y_old, sample_weight_old : like the ones above, default=None
+        X_old, y_old, sample_weight_old : like X, y and sample_weight, default=None
             Rows like those that a model was trained on before, for fine-tuning only. They help if the new rows are
-            few. How much they count beside the new ones is ``old_weight`` of :class:`FineTuner`.
+            few. ``old_weight`` of :class:`FineTuner` sets their weight relative to the new rows.
 
         Returns
         -------
@@ -496,7 +496,7 @@ class BaseOrtGradient(GraphEstimator):
             The graph cannot be read, or cannot be trained on these data.
         DivergenceError
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
-            the last weights of a finite loss.
+            the last weights with a finite loss.
         """
         validation, old_rows = (
             optional_data("val", X_val, y_val, sample_weight_val),
@@ -507,13 +507,13 @@ class BaseOrtGradient(GraphEstimator):
         )
 
     def initialize(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
-        """Prepare everything that :meth:`fit` prepares, and take no step.
+        """Prepare the estimator for training, as :meth:`fit` does, without taking a step.
 
-        The graph is built for the data, its weights are drawn, scales and classes are known, and the optimizer is at
-        its start: ``t_`` is 0, and the estimator predicts by the initial weights. :meth:`partial_fit`, and :meth:`fit`
-        with ``warm_start``, go on from there; so does :meth:`load_training_state` with the state of another process,
-        which is the same graph for equal data, parameters and ``random_state``. If a fraction of the rows is held out
-        for early stopping, the next call draws these rows anew.
+        The graph is built for the data, its weights are drawn, scales and classes are determined, and the optimizer is
+        in its initial state: ``t_`` is 0, and the estimator predicts with the initial weights. :meth:`partial_fit`, and
+        :meth:`fit` with ``warm_start``, continue from there. :meth:`load_training_state` can load the state of another
+        process, because equal data, parameters and ``random_state`` give the same graph. If a fraction of the rows is
+        held out for early stopping, the next call draws these rows anew.
 
         Parameters
         ----------
@@ -651,7 +651,7 @@ class BaseOrtGradient(GraphEstimator):
         return predicted(self, X, output, with_scores=with_scores)
 
     def _batching(self) -> Batching:
-        """Return the facts on which predictions in batches depend."""
+        """Return how the rows of a source are predicted in batches."""
         return Batching.of(self)
 
     def _preparation(self) -> Preparation:

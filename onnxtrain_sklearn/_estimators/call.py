@@ -1,4 +1,4 @@
-"""A call of ``fit`` or ``partial_fit``: arguments, rows, random generator, and what is decided before its state."""
+"""A call of ``fit`` or ``partial_fit``: its arguments, its split of the rows, its context and its random generator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Call:
     old_rows : tuple or None
         X, y and sample_weight of old rows, for fine-tuning.
     validation_fraction : float or None
-        Share of the rows to hold out; None: that of the estimator.
+        Fraction of the rows to hold out; None: the estimator's ``validation_fraction``.
     source : object or None
         The table to read in blocks: ``X`` itself, or opened from it; ``y`` and ``sample_weight`` then name columns.
     stream : Stream or None
@@ -71,7 +71,7 @@ class Call:
     resources: ExitStack = field(default_factory=ExitStack)
 
     def resumed_state(self, estimator: object) -> FittedState | None:
-        """Return the state that the call continues; None if it begins a training."""
+        """Return the fitted state from which the call continues training; None if it starts training anew."""
         return vars(estimator).get("_state") if self.resume else None
 
 
@@ -112,8 +112,8 @@ class Split:
 
     def of(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the training rows and the held-out rows, or None; rows of weight zero are in neither."""
-        # Drawn late on purpose: a builder that needs no split draws its weights first, and another order of draws would
-        # give other numbers.
+        # The split is drawn on first use, because a builder that needs no split must draw its weights first: another
+        # order of draws would give other numbers.
         if self._drawn is None:
             rows = np.arange(len(examples)) if examples.weights is None else np.flatnonzero(examples.weights)
             if self._fraction is None:
@@ -184,12 +184,12 @@ class FitContext:
 
 # The random generator of a call.
 #
-# Without ``random_state`` it is seeded at random, and a checkpoint holds the seed that the first call drew: the same
-# call in another process continues to the same bits.
+# Without ``random_state`` the seed is drawn at random. A Checkpoint stores it, so that the same call in another process
+# can resume with the same bits.
 
 
 PIECE_ROWS = 4096
-"""Rows of the data that are read at a time."""
+"""Number of rows that are hashed at a time."""
 
 SEEDS = 2**31 - 1
 """Seeds are less than this."""
@@ -204,15 +204,19 @@ class Seeded(Protocol):
 
 
 def steering_parameters(estimator: Seeded) -> list[str]:
-    """Return the parameters on which the weights depend, without graph and callbacks, which are compared separately."""
+    """Return the names of the parameters that affect the trained weights.
+
+    The model and the callbacks are left out, because :func:`~.training_state.identity_of` compares them separately.
+    """
     declared = estimator.declared
     return [n for n in inspect.signature(type(estimator)).parameters if n not in declared or declared[n].steers]
 
 
 def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.random.RandomState:
-    """Return the generator of a call that begins a training.
+    """Return the random generator of a call that starts training anew.
 
-    ``rows`` are read only if ``random_state`` is None and a callback is a Checkpoint.
+    ``rows`` is called only if ``random_state`` is None and a callback is a Checkpoint, which stores the seed under a
+    hash of the rows.
     """
     seed, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
     checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
@@ -221,7 +225,7 @@ def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.r
     checkpoint.validate()
     drawn = int(check_random_state(None).randint(SEEDS))
 
-    # The checkpoint finds the seed by settings and rows; calls that differ in the model alone may share a seed.
+    # The checkpoint stores the seed under a hash of settings and rows. Calls that differ only in the model share it.
     hasher = blake2b(digest_size=12)
     steering = {name: getattr(estimator, name) for name in steering_parameters(estimator)}
     hasher.update(digest([type(estimator).__qualname__, steering]))
@@ -231,9 +235,9 @@ def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.r
 
 
 class _Zeros(ISeedSequence):
-    """Zeros as the state of a generator that is seeded right afterwards.
+    """A seed sequence of zeros, for a generator that is seeded right afterwards.
 
-    NumPy would spend most of the time on deriving a state that is then thrown away.
+    With a real seed sequence, most of the time would go into a state that is then overwritten.
     """
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> np.ndarray:
@@ -244,7 +248,7 @@ def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
     """Return the generator that scikit-learn's ``check_random_state`` returns for ``seed``."""
     generator: np.random.RandomState
     if isinstance(seed, int | np.integer):
-        words: Any = _Zeros()  # of a type that NumPy takes and does not declare
+        words: Any = _Zeros()  # Any, because NumPy's annotation of MT19937 lacks ISeedSequence
         generator = np.random.RandomState(np.random.MT19937(words))
         generator.seed(int(seed))
     else:
@@ -253,7 +257,7 @@ def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
 
 
 def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
-    """Yield the kind of the call and all rows, a few at a time."""
+    """Yield bytes that identify a call: ``fit`` or ``partial_fit``, then its rows, PIECE_ROWS at a time."""
     yield str(call.one_epoch).encode()
     for name, column in examples.columns.items():
         yield name.encode()
@@ -263,6 +267,6 @@ def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
 
 
 def digest_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
-    """Return a digest of targets and weights of rows."""
+    """Return a digest of the targets and the sample weights."""
     several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
     return digest([np.asarray(targets.values), weights, several])

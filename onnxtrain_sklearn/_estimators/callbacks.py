@@ -1,7 +1,7 @@
 """Call the callbacks of an estimator during training.
 
-Callbacks of the parameter ``callbacks`` see a task tree of their own, on every version of scikit-learn. Callbacks of
-``set_callbacks`` see scikit-learn's tree, which joins that of a pipeline or a search around the estimator.
+Callbacks in the parameter ``callbacks`` get a task tree of this package, on every version of scikit-learn. Callbacks
+set by ``set_callbacks`` get scikit-learn's tree, which joins the tree of a pipeline or search around the estimator.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ BEGIN, END = "on_fit_task_begin", "on_fit_task_end"
 
 
 class SharedTask:
-    """A task of scikit-learn's context, called as a :class:`TaskContext` is."""
+    """A wrapper that gives scikit-learn's callback context the interface of :class:`TaskContext`."""
 
     def __init__(self, context: SharedContext, attributes: Callable[[], dict[str, object]]) -> None:
         self._context, self._attributes = context, attributes
 
     def subcontext(self, task_name: str) -> SharedTask:
-        """Return the next task within this one."""
+        """Return a new subtask of this task."""
         return SharedTask(self._context.subcontext(task_name=task_name), self._attributes)
 
     def call(self, hook: str, estimator: object, values: Values) -> bool:
-        """Call a hook of all callbacks; return whether one of them returned True."""
+        """Call a hook of all callbacks; return True if an end hook of any callback returned True."""
         given = {name: value for name, value in values.items() if name != "fitted_estimator"}
         tell = getattr(self._context, f"call_{hook}")
         answer = tell(estimator=estimator, reconstruction_attributes=self._attributes, **given)
@@ -47,17 +47,17 @@ class SharedTask:
 
 
 def own_hooks(estimator: Parameters) -> list[Hooked]:
-    """Return the callbacks of the parameter that have hooks; the others are functions."""
+    """Return the objects with hooks in the parameter ``callbacks``, which may also hold plain functions."""
     return [cast("Hooked", one) for one in estimator.callbacks or () if has_hooks(one)]
 
 
 def hooks_of(estimator: Parameters) -> list[Hooked]:
-    """Return the callbacks of an estimator that have hooks, those of its parameter first."""
+    """Return all callbacks with hooks: those in the parameter ``callbacks``, then those of ``set_callbacks``."""
     return [*own_hooks(estimator), *set_callbacks_of(estimator)]
 
 
 class CallbackWatcher:
-    """Calls the callbacks of an estimator during its training; it is a :class:`~.trainer.Watcher`."""
+    """A :class:`~.trainer.Watcher` that calls the callbacks of an estimator during training."""
 
     def __init__(self, training: ActiveTraining, values: HookValues) -> None:
         self.estimator, self._training = training.estimator, training
@@ -67,7 +67,7 @@ class CallbackWatcher:
         self._set_up: list[tuple[Hooked, TaskContext]] = []
 
     def begin(self) -> bool:
-        """Set the callbacks up and call their begin hooks; return True if one restored a state that had ended."""
+        """Set up the callbacks and call their begin hooks; return True if one restored a training that had ended."""
         estimator, training = self.estimator, self._training
         name, epochs = "partial_fit" if training.one_epoch else "fit", training.max_iter
         vars(estimator)[ACTIVE] = training
@@ -82,7 +82,7 @@ class CallbackWatcher:
             context = cast("Any", estimator)._init_callback_context(task_name=name, max_subtasks=epochs)
             self._roots.append(SharedTask(context, self._attributes))
         self._call(self._roots, BEGIN)
-        training.conclude_epoch(ended=False)  # a state is restored when all callbacks have begun
+        training.conclude_epoch(ended=False)  # restore a state after all begin hooks
         return training.ended
 
     def step_hook(self) -> Callable[[float], bool] | None:
@@ -91,8 +91,10 @@ class CallbackWatcher:
         found = [one for one in hooks_of(self.estimator) if isinstance(one, Callback) and one.follows_steps]
 
         def call(loss: float) -> bool:
-            answers: list[object] = [one.after_step(training, loss) for one in found]  # all are called
-            ends = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)  # not a loss
+            answers: list[object] = [one.after_step(training, loss) for one in found]  # a list, so that all are called
+            ends = any(
+                isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers
+            )  # ignore other answers
             if not ends:
                 training.conclude_step()
             return ends
@@ -106,14 +108,14 @@ class CallbackWatcher:
         self._call(self._epochs, BEGIN)
 
     def end_epoch(self) -> bool:
-        """Call the epoch-end hooks; return True if a callback ends training."""
-        if not self._epochs:  # of a search on all rows, whose iterations are known when they have ended
+        """Call the epoch-end hooks; return True if a callback stops training."""
+        if not self._epochs:  # a search on all rows reports an iteration only when it has ended
             self.begin_epoch()
         epochs, self._epochs = self._epochs, []
         return self._call(epochs, END)
 
     def conclude_epoch(self, *, ended: bool) -> None:
-        """Tell the training that the outcome of the epoch is final; ``ended``: training stops after it."""
+        """Make the calls that callbacks deferred to the end of the epoch; ``ended``: training stops after it."""
         self._training.conclude_epoch(ended=ended)
 
     def end(self) -> None:
@@ -138,7 +140,7 @@ class CallbackWatcher:
 
 
 def train_watched(watcher: Watcher | None, train: Callable[[], None]) -> None:
-    """Train, and tear down the callbacks at the end, also after an error; without a watcher there are none."""
+    """Call ``train``, then tear down the callbacks, also after an error. Without callbacks ``watcher`` is None."""
     if not isinstance(watcher, CallbackWatcher):
         train()
         return
@@ -148,7 +150,7 @@ def train_watched(watcher: Watcher | None, train: Callable[[], None]) -> None:
         watcher.close()
 
 
-# A training in progress as callbacks see it: its rows and weights, its state, losses and scores on demand.
+# The training in progress that callbacks receive: its rows and weights, its state, and losses and scores on demand.
 
 
 class ActiveTraining(StatefulTraining):
@@ -193,12 +195,12 @@ class ActiveTraining(StatefulTraining):
 
     @property
     def step(self) -> int:
-        """Steps taken, over all calls."""
+        """Number of steps taken, over all calls."""
         return self._state.history.progress.step
 
     @property
     def is_resumable(self) -> bool:
-        """True if training goes in epochs of minibatches, so that its state after each is known."""
+        """True if training can resume from the state after any epoch, which needs epochs of minibatches."""
         return self._trainer.is_resumable
 
     @property
@@ -208,11 +210,11 @@ class ActiveTraining(StatefulTraining):
 
     @property
     def epochs_done(self) -> int:
-        """Epochs of this call."""
+        """Number of epochs that this call has trained."""
         return self._state.history.progress.epoch - self._trainer.epochs_before
 
     def name(self, callbacks: Sequence[object]) -> None:
-        """Name the callbacks, for their memories, by class; further ones of a class by class and number."""
+        """Choose the name of each callback's memory: its class, with a number if an earlier callback has that class."""
         kinds = [type(one).__name__ for one in callbacks]
         counts = [kinds[:i].count(kind) for i, kind in enumerate(kinds)]
         names = [f"{kind} {count + 1}" if count else kind for kind, count in zip(kinds, counts, strict=True)]
@@ -223,40 +225,40 @@ class ActiveTraining(StatefulTraining):
         return self._state.history.memories.setdefault(self._names[id(callback)], {})
 
     def measure(self, name: str, scoring: Scoring, on: Part) -> float:
-        """Return an entry of the row, and compute it if it is missing."""
+        """Return the entry ``name`` of :attr:`row`; if it is missing, compute it by ``scoring`` on the rows ``on``."""
         if name not in self.row:
             self.row[name] = self._measures(name, scoring, on)
         return float(self.row[name])
 
     def identity(self) -> str:
-        """Return a digest that is equal for calls whose training is the same to the bit."""
+        """Return a digest that is equal for two calls if they train to the same bits."""
         return identity_of(self.estimator, self._state, self._trainer, self._call, self._held_out)
 
     def defer(self, call: Callable[[], None]) -> None:
-        """Make ``call`` when the outcome of the epoch is final."""
+        """Defer ``call`` until the outcome of the current step or epoch is final."""
         self._deferred.append(call)
 
     def conclude_step(self) -> None:
-        """Make the calls that were deferred in a step; an iteration of a search is an epoch, not a step."""
+        """Make the calls deferred during a minibatch step; those of a search on all rows wait for its epoch."""
         if self._trainer.part is not None:
             self.conclude_epoch(ended=False)
 
     def conclude_epoch(self, *, ended: bool) -> None:
-        """Make the calls that were deferred."""
+        """Make the deferred calls; ``ended`` is True if training stops after this epoch."""
         self.ended, calls, self._deferred = ended, self._deferred, []
         for call in calls:
             call()
 
 
-# Values for the hooks of callbacks: the rows that are trained on, and an estimator as if training had ended now.
+# Arguments for the hooks of callbacks: the training rows, and an estimator as if training had ended now.
 
 
 UNFITTED = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks_to_teardown")
-"""Attributes of an estimator in training that a copy of it does not have."""
+"""Attributes of an estimator in training that are left out of its copies."""
 
 
 class HookValues:
-    """The values of a training, each computed on demand."""
+    """The arguments for the hooks of callbacks, each computed on demand."""
 
     def __init__(
         self, estimator: object, state: FittedState, trainer: Trainer, call: Call, training_rows: ScoredRows
@@ -265,7 +267,7 @@ class HookValues:
         self._training_rows = training_rows
 
     def functions(self) -> Mapping[str, Callable[[], Any]]:
-        """Return the functions that compute them, by name."""
+        """Return a function for each argument of a hook, by the argument's name."""
         return {
             "X": lambda: self._training_rows.data[0],
             "y": lambda: self._training_rows.data[1],
@@ -278,12 +280,12 @@ class HookValues:
         if given is None:
             return None
         rows = self._training_rows.rows
-        if isinstance(given, Mapping):  # by output
+        if isinstance(given, Mapping):  # weights by output
             return {"sample_weight": {n: None if w is None else np.asarray(w)[rows] for n, w in given.items()}}
         return {"sample_weight": rows_of(given, rows) if isinstance(given, Inputs) else np.asarray(given)[rows]}
 
     def fitted_attributes(self) -> dict[str, Any]:
-        """Return the fitted attributes as if training had ended now; later epochs do not change them."""
+        """Return the fitted attributes as if training had ended now. Later epochs do not change the returned values."""
         self._trainer.step.synchronize()
         now = self._state
         state = replace(

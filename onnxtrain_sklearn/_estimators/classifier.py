@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 
 CLASSES_ENTRY = """\
 classes_ : ndarray of shape (n_classes,), or list of them
-    Sorted labels; for several labels a row that are 0 or 1, their indices, for others the classes of each.
+    Sorted labels. With several labels per row: the indices of the labels if they are 0 or 1, else a list with the
+    classes of each label.
 """
 
 
@@ -81,7 +82,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     ['label', 'probabilities']
     """
 
-    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    __module__ = "onnxtrain_sklearn"  # pickles refer to the class by this path
 
     loss: str | Loss | LossBlock = "log_loss"
     ignore_label: int | float | str | None = -100
@@ -109,9 +110,10 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Parameters
         ----------
         X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old : array-like
-            As in :meth:`OrtGradientRegressor.fit`; ``y`` holds labels, or names their column: one a row, several a
-            row, or one at each position of a row, (n_samples, ...), for which the graph has scores. If the loss
-            declares it (``LogLoss(targets="probabilities")`` or "counts"), soft labels: a column for each class.
+            As in :meth:`OrtGradientRegressor.fit`, but ``y`` holds labels, or names their column: one label per row,
+            several labels per row, or one label for each position of a row, (n_samples, ...), for which the graph has
+            scores. If the loss declares it (``LogLoss(targets="probabilities")`` or "counts"), ``y`` holds soft labels,
+            one column per class.
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels, if ``y`` lacks some: for example, a graph with ten scores is trained on rows of four classes.
             The scores belong to the labels in sorted order. None: the labels in ``y``.
@@ -155,12 +157,12 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         *,
         classes: ArrayLike | None = None,
     ) -> Self:
-        """Prepare everything that :meth:`fit` prepares, and take no step.
+        """Prepare the estimator for training, as :meth:`fit` does, without taking a step.
 
-        The graph is built for the data, its weights are drawn, scales and classes are known, and the optimizer is at
-        its start: ``t_`` is 0, and the estimator predicts by the initial weights. :meth:`partial_fit`, and :meth:`fit`
-        with ``warm_start``, go on from there; so does :meth:`load_training_state` with the state of another process,
-        which is the same graph for equal data, parameters and ``random_state``.
+        The graph is built for the data, its weights are drawn, scales and classes are determined, and the optimizer is
+        in its initial state: ``t_`` is 0, and the estimator predicts with the initial weights. :meth:`partial_fit`, and
+        :meth:`fit` with ``warm_start``, continue from there. :meth:`load_training_state` can load the state of another
+        process, because equal data, parameters and ``random_state`` give the same graph.
 
         Parameters
         ----------
@@ -219,14 +221,14 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         Parameters
         ----------
         X : as in :meth:`fit`
-            Of a source, the columns of ``feature_names_in_`` are read.
+            From a source, the columns of ``feature_names_in_`` are read.
 
         Returns
         -------
         ndarray of shape (n_samples,), or (n_samples, n_labels) of indicators or labels
-            With a label at each position of a row, the shape of ``y``. For a source, a ``pyarrow.RecordBatchReader``,
-            which reads and predicts a batch at a time, in the order of the rows: its column is ``prediction``; its
-            columns are ``prediction_0``, ... for several labels a row.
+            With a label for each position of a row, an array in the shape of ``y``. For a source, a
+            ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of the rows. Its
+            column is ``prediction``; with several labels per row, its columns are ``prediction_0``, ...
         """
         if reads_source(X):
             return predicted_batches(self, "predict", X)
@@ -247,14 +249,15 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             In the order of ``classes_``. For several binary labels per row, one column per label: the probability
             that it is 1. For several labels of other kinds, a list with one array per label. With a label at each
             position of a row, (n_samples, ..., n_classes). For a source, a ``pyarrow.RecordBatchReader`` with a column
-            for each class, named by its label; for several labels of other kinds a row, ``0_red``, ``0_blue``, ...
+            for each class, named by its label, or ``0_red``, ``0_blue``, ... with several labels per row that are not
+            binary.
 
         Notes
         -----
-        For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`, whose sigmoid may round to 1.0000001:
-        here it is 1. For other ``X`` the last activation is
-        computed in float64 from the same scores: rows then rank as by :meth:`decision_function`, also where float32
-        cannot distinguish probabilities close to 1 (it has no numbers between 1 - 6e-8 and 1).
+        For float32 ``X`` the probabilities are the outputs of the graph of :meth:`to_onnx`, clipped to 1, because its
+        sigmoid may round to 1.0000001. For other ``X`` the last activation is computed in float64 from the same scores.
+        Rows then rank as by :meth:`decision_function`, even if float32 cannot distinguish their probabilities: it has
+        no numbers between 1 - 6e-8 and 1.
         """
         if reads_source(X):
             return predicted_batches(self, "predict_proba", X)
@@ -276,8 +279,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ndarray of shape (n_samples,) for two classes, else (n_samples, n_classes), or a list of them
             A list if a row has several labels that are not binary. With a label at each position of a row,
             (n_samples, ...) for two classes, else (n_samples, ..., n_classes). float32 if ``X`` and the graph are, else
-            float64. For a source, columns as of :meth:`predict_proba`, but for two classes one column, named by the
-            second.
+            float64. For a source, the columns are named as by :meth:`predict_proba`; two classes have one column, named
+            by the second class.
 
         Notes
         -----

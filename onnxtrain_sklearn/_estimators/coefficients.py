@@ -23,7 +23,7 @@ from .examples import predictions_on
 from .fitted_state import FittedState
 
 _LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
-"""Operators that only change the layout; with several columns they might change the order."""
+"""Operators that keep the values of a single column of scores; several columns they might reorder."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
 
 @dataclass(frozen=True, eq=False)
 class ScaledInput:
-    """``X * factor + shift``, numbers or an array (n_features,) each."""
+    """``X * factor + shift``, where ``factor`` and ``shift`` are scalars or arrays of shape (n_features,)."""
 
     factor: np.ndarray
     shift: np.ndarray
@@ -99,7 +99,7 @@ class ScaledInput:
 _INPUT = ScaledInput(np.array(1.0), np.array(0.0))
 
 Found: TypeAlias = "np.ndarray | LinearLayer | ScaledInput | None"
-"""The kind of a value: a constant, affine in the input, the input scaled and shifted, or None of these."""
+"""A traced value: a constant, an affine function of the input, the scaled and shifted input, or None for any other."""
 
 
 class _Trace:
@@ -220,7 +220,7 @@ _RULES: dict[str, Callable[[ir.Node, Sequence[Found]], Found]] = {
     "Gemm": _linear_gemm,
     "Add": _linear_sum,
     "Sub": lambda node, inputs: _shifted(inputs[0], inputs[1], -1),
-    "Mul": lambda node, inputs: None,  # of anything but the input: not affine
+    "Mul": lambda node, inputs: None,  # a product of other values than the input is not traced
     "Neg": _negative,
     "Concat": _linear_concat,
     "Gather": _linear_gather,
@@ -232,7 +232,7 @@ _RULES: dict[str, Callable[[ir.Node, Sequence[Found]], Found]] = {
 
 
 def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) -> Any:
-    """Return a copy of the fitted model with the numbers of ``state``; both predict the same on rows of data."""
+    """Return a copy of the fitted model with the trained numbers of ``state``; raise if its predictions differ on X."""
     if state.fitted is None or isinstance(state.fitted, FittedFile):
         raise ModelError(
             "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "

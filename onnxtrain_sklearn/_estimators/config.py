@@ -45,7 +45,7 @@ AUTO_BATCH = 200
 """Rows of a minibatch with ``batch_size="auto"``, as in scikit-learn's MLP."""
 
 LBFGS_PIECE = 4096
-"""Rows of the pieces from which L-BFGS accumulates the full batch."""
+"""Rows of a piece of the full batch; L-BFGS adds up the gradients of the pieces."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class TrainingConfig:
         The optimizer with the options of its steps.
     runtime : Runtime
     builder : Builder or None
-        The builder of the graph; its patterns of factors come before those of the optimizer.
+        The builder of the graph. Its factors of learning rate and weight decay count unless the optimizer sets others.
     trainable : str, list of str or callable
     alpha : float or None
         None: the default (:func:`default_alpha`), which depends on the data.
@@ -69,7 +69,7 @@ class TrainingConfig:
         Rows of a minibatch; the data may have fewer.
     shuffle, drop_last : bool
     given_engine, given_device : str
-        As the estimator was given them.
+        The parameters ``engine`` and ``device`` of the estimator, such as "auto".
     """
 
     loop: TrainerSettings
@@ -90,7 +90,7 @@ class TrainingConfig:
         """Return the configuration of an estimator; TypeError or ValueError names an invalid parameter."""
         check_estimator_parameters(estimator)
         optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
-        remember_libraries(runtime.session_options)  # before the graph is read, in sessions of its own
+        remember_libraries(runtime.session_options)  # before the graph is read, which creates sessions
         loop = TrainerSettings(
             learning_rate_init=float(estimator.learning_rate_init),
             schedule=resolve_schedule(estimator.learning_rate),
@@ -132,7 +132,7 @@ class TrainingConfig:
 
     @cached_property
     def engine(self) -> str:
-        """The name of the engine; only the portable one recomputes activations."""
+        """The name of the gradient engine; raise if it cannot recompute activations as ``runtime`` asks."""
         compiled = self.given_engine == COMPILED
         if compiled:
             require_compiler(self.device)
@@ -146,18 +146,19 @@ class TrainingConfig:
             )
         return "portable"
 
-    # The settings of a step become known in two parts: most with the decoding, those by parameter with the graph.
+    # The settings of a step are made in two parts: ``with_decoding`` makes most of them, and ``with_graph`` adds those
+    # that belong to single parameters of the graph.
 
     def with_decoding(
         self, loss: Loss | TotalLoss, decoding: Decoding, seed: int, positions: TrainedPositions | None = None
     ) -> StepSettings:
-        """Return the settings of a step that need no graph; ``positions`` is None if labels are for whole rows."""
+        """Return the settings that need no graph. ``positions`` is None unless rows have a label for each position."""
         return self._step(loss, decoding, seed, positions, device=self.device, engine=self.engine)
 
     def for_export(
         self, loss: Loss | TotalLoss, decoding: Decoding, seed: int, positions: TrainedPositions | None, device: Device
     ) -> StepSettings:
-        """Return the settings of a step that is exported: of all rows of its minibatches, in ONNX's own operators."""
+        """Return the settings of an exported step: portable gradients, and no accumulation over minibatches."""
         step = self._step(loss, decoding, seed, positions, device=device, engine="portable")
         return replace(step, session_options=None, accumulate=1)
 
@@ -200,7 +201,7 @@ class TrainingConfig:
         )
 
     def with_graph(self, settings: StepSettings, graph: TrainableModel) -> StepSettings:
-        """Return the settings with those that depend on the parameters of the graph; raise if one has no effect."""
+        """Add factors and schedules for the graph's parameters to the settings; raise if a parameter has no effect."""
         factors = factors_of(self.optimizer, self.builder, self.trainable, graph)
         scheduled, kind = self.loop.scheduled, type(settings.optimizer).__name__
         if scheduled.dropout and not settings.optimizer.takes_minibatches:
@@ -231,26 +232,26 @@ STRENGTH: Mapping[Task, float] = {"regression": 5.0, "binary": 2.0, "multiclass"
 """The penalty of ``alpha="auto"`` on all rows together; that of scikit-learn's ``LogisticRegression(C=1 / strength)``.
 
 Without a penalty, 200 epochs on some hundred rows end in overconfidence: probabilities near 0 and 1 where labels are
-noisy, and numbers that follow the noise. Held-out rows to stop early are missed more than they help. The strengths are
-the best of 1, 2, 3, 5 and 10 on 16 small tables (benchmarks/defaults.py)."""
+noisy, and numbers that follow the noise. Early stopping would need held-out rows, whose loss costs more than it gains.
+The strengths are the best of 1, 2, 3, 5 and 10 on 16 small tables (benchmarks/defaults.py)."""
 
 
 def default_alpha(estimator: Any, config: TrainingConfig, task: Task, n_rows: int) -> float:
-    """Return the penalty that ``alpha="auto"`` stands for on ``n_rows`` rows, held-out ones included.
+    """Return the value of ``alpha="auto"`` for ``n_rows`` rows, including held-out rows.
 
-    The penalty of a minibatch is divided by its rows. This strength falls with the number of minibatches of an epoch,
-    so that an epoch has the penalty of STRENGTH on all rows: a prior, which matters less the more rows there are.
+    The penalty of a minibatch is divided by its rows. So the value is STRENGTH divided by the number of minibatches in
+    an epoch: over an epoch, the penalty acts like a prior, which matters less the more rows there are.
     """
     builder, loss = config.builder, resolve_loss(estimator.loss) if isinstance(estimator.loss, str) else estimator.loss
     hidden = type(builder) is MLP and np.size(builder.hidden_layer_sizes)
-    in_units = task == "regression" and estimator.target_scaling is None  # where any strength may be too much
+    in_units = task == "regression" and estimator.target_scaling is None  # any strength may be too large
     if not hidden or in_units or not isinstance(loss, LogLoss | SquaredError):
         return 0.0
     minibatch = config.batch_size if config.optimizer.takes_minibatches else n_rows
     return STRENGTH.get(task, 0.0) * min(1.0, minibatch / n_rows)
 
 
-# Checks of parameters that no data make valid.
+# Checks of parameters that need no data.
 
 
 def check_estimator_parameters(estimator: Parameters) -> None:
@@ -303,7 +304,7 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     elif axis != "auto" and is_regressor(estimator):
         raise InvalidParameterError(f"class_axis={axis!r} is for classification. Leave class_axis='auto'.")
 
-    # Weights of classes; with several outputs, each checks its own.
+    # Class weights. With several outputs, the task of each output checks its own.
     weights = None if by_output else getattr(estimator, "class_weight", None)
     dicts = weights if isinstance(weights, list) else [weights]
     numbers = [w for one in dicts if isinstance(one, Mapping) for w in one.values()]
@@ -332,7 +333,7 @@ def require_own_kind(estimator: Parameters) -> None:
         raise ModelError(f"{name} is a regressor: take OrtGradientRegressor to train it.")
 
 
-# Calls that are valid depending on the parameters.
+# Check whether the parameters allow ``partial_fit``.
 
 
 def trains_in_minibatches(estimator: Parameters) -> bool:
@@ -367,7 +368,7 @@ def check_partial_fit(estimator: Parameters) -> None:
 
 
 def is_on(switch: object) -> bool:
-    """Return True if a switch is on; an invalid value is not, and is refused when the parameters are checked."""
+    """Return True if ``switch`` is True. An invalid value counts as off; the check of the parameters refuses it."""
     return isinstance(switch, bool | np.bool_) and bool(switch)
 
 
@@ -380,10 +381,10 @@ RATE, DECAY = "learning_rate_factors", "weight_decay_factors"
 def factors_of(
     optimizer: BaseOptimizer, builder: Any, trainable: Trainable, graph: TrainableModel
 ) -> Mapping[str, Factors]:
-    """Return the factors of the parameters by name, where any of them is not one.
+    """Return the factors of learning rate and weight decay by parameter name, without parameters whose factors are 1.
 
-    The patterns of a builder, its attributes of the same names, come before those of the optimizer: the last pattern
-    that matches counts.
+    A builder may have patterns too, in attributes of the same names. The last matching pattern counts, and those of the
+    optimizer come after those of the builder.
     """
     if optimizer.weight_decay_factors and not hasattr(optimizer, "weight_decay"):
         raise InvalidParameterError(

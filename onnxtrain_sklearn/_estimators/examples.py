@@ -36,12 +36,12 @@ from .parameters import Parameters
 def training_examples(
     estimator: Any, call: Call, graph: TrainableModel | None, fitted: FittedModel | None, resumed: FittedState | None
 ) -> Examples:
-    """Return the examples of a call; ``graph`` is None if a builder will build it for them."""
+    """Return the examples of a call; ``graph`` is None if a builder builds it after the data are read."""
     output_task: OutputTask = estimator._output_task()
     specs: Specs = None if graph is None else graph.inputs
     builder = None if graph is not None else resolve_builder(estimator.model)
     if builder is not None and "row_shape" in keywords_of(builder) and dimensions(call.X) > 2:
-        # it builds a graph for rows of several axes
+        # this builder builds graphs for rows of several axes
         specs = (TensorSpec("X", np.dtype(np.float32), (None,) * dimensions(call.X)),)
     # X is checked against the features of a fitted scikit-learn model. An ONNX file has none: X defines them.
     if resumed is None and fitted is not None:
@@ -58,8 +58,8 @@ def training_examples(
     else:
         known = fitted.known_classes(call.classes, call.y if output_task.label_kind == "labels" else None)
     if known is None and call.stream is not None and not call.one_epoch:
-        known = call.stream.classes  # call.y is a sample, which may lack some
-    # An earlier call or a fitted model tells whether y has labels at positions; without them, y and the graph do.
+        known = call.stream.classes  # call.y is a sample, which may lack some classes
+    # Does y have a label for each position of a row? An earlier call or a fitted model decides; else y and the graph.
     at_positions = resumed is None and fitted is None and takes_positions(output_task, graph, call.y)
     if call.one_epoch and resumed is None:
         require_known_labels(output_task, call.y, known, at_positions=at_positions)
@@ -94,10 +94,11 @@ def batches_for(
     drop_last: bool = False,
     rows_meet: bool = False,
 ) -> ArrayBatches:
-    """Return the minibatches of these rows; the target is one of their columns.
+    """Return the minibatches of the examples with the indices ``rows``; the target is one of their columns.
 
-    If few rows make a single minibatch, equal rows are merged into one with the sum of their weights. They are not
-    merged with ``rows_meet`` (the result of a row depends on the others of its minibatch), where their number matters.
+    If all rows fit into one minibatch and are few, equal rows are merged into one with the sum of their weights. They
+    stay separate if rows meet (the result of a row depends on the other rows of its minibatch), because then their
+    number matters.
     """
     examples = scaled(examples, state.decoding.target_scale)
     columns, weights, n_rows = trained_columns(state, examples), examples.weights, len(rows)
@@ -109,9 +110,9 @@ def batches_for(
 
 
 def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputData]:
-    """Return the inputs of the graph and the target, which the training step reads.
+    """Return the columns that the training step reads: the inputs of the graph, and the target.
 
-    ``examples`` come scaled already (:func:`scaled`).
+    The targets of ``examples`` must be scaled already (:func:`scaled`).
     """
     positions = trained_positions(state.decoding, examples.targets)
     found = as_target(state.decoding, examples.targets.values, state.parameters.buffer.dtype, positions)
@@ -184,5 +185,5 @@ def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[
 
 
 def predictions_on(estimator: Parameters, state: FittedState, rows: MatrixLike) -> dict[str, np.ndarray]:
-    """Return the predictions of the graph for some rows, by scikit-learn method."""
+    """Return the predictions of the graph for ``rows`` of data, by the name of scikit-learn's method."""
     return state.predictions(graph_inputs(estimator, rows, state.graph.inputs, state.fitted, reset=False))

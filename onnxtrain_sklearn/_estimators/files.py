@@ -61,7 +61,7 @@ SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedu
 """Schedules of the estimator and of its optimizer."""
 
 FACTS = ("learning_rate_init", "shuffle", "drop_last", "accumulate", "max_iter", "random_state")
-"""Parameters of the estimator and of its optimizer that the graphs do not hold and a loop may want."""
+"""Parameters of the estimator and of its optimizer that the graphs lack, recorded for the loop that runs the graphs."""
 
 
 def exported_training(
@@ -70,7 +70,7 @@ def exported_training(
     batch_size: int | None,
     target: str = "any",
 ) -> ExportedTraining:
-    """Return the training that training graphs go on with, as ``partial_fit`` would."""
+    """Return the content of training graphs that continue training as ``partial_fit`` would."""
     outputs: tuple[ExportedOutput, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
     if state.decoding.soft:
@@ -118,9 +118,9 @@ def exported_training(
 
 
 def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
-    """Return how many minibatches are passes of their own: where rows meet, or each draws numbers.
+    """Return how many passes a step takes: one, or one per minibatch if rows meet or minibatches draw random numbers.
 
-    Rows that are no whole number of minibatches are no step of the estimator: they are one minibatch.
+    A number of rows that is not a multiple of ``accumulate`` is one minibatch.
     """
     rows = parts.batch_size
     where = where_rows_meet(parts.graph, parts.settings)
@@ -137,7 +137,7 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
 def exported_class_weights(
     output_task: OutputTask, decoding: Decoding, balanced: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
-    """Return the weight of each class; labels at positions have theirs in the loss."""
+    """Return the class weights for the graphs to multiply in; None if the loss holds them, or if there are none."""
     given, classes = output_task.class_weight, decoding.classes
     if given is None or decoding.positions is not None:
         return None
@@ -158,7 +158,7 @@ def exported_class_weights(
 
 
 def settings_of_step(state: FittedState) -> StepSettings:
-    """Return the settings of the last call, which know how many labels a row has."""
+    """Return the settings of the last call's step; raise if they are missing, because they hold the labels per row."""
     settings: StepSettings | None = getattr(state.live.step, "settings", None)
     if settings is None:
         raise ModelError(
@@ -220,19 +220,22 @@ def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) ->
     arrays = _as_vectors(state, arrays)
     vectors = PARAMETERS in arrays and PARAMETERS not in state.trained_weights()
     parameters, frozen, optimizer_state = _of_vectors(state, arrays, slots) if vectors else _of_names(state, arrays)
-    if vectors and STEP in arrays:  # learning rates continue from there, after as many rows in each step as before
+    if vectors and STEP in arrays:  # schedules resume at this step
         progress = state.history.progress
         step = max(0, progress.step + optimizer_state.t - state.optimizer_state.t)
         samples = round(progress.samples * step / max(1, progress.step))
         state.history.change(progress=replace(progress, step=step, samples=samples))
     state.history.last_finite = None
     live = replace(state.live, step=None, predictors={})
-    # at once: other threads may be predicting
+    # in one update, because other threads may be predicting
     vars(state).update(parameters=parameters, frozen=frozen, optimizer_state=optimizer_state, snapshots=(), live=live)
 
 
 def _as_vectors(state: FittedState, arrays: Arrays) -> Arrays:
-    """Return a state of ``to_training_onnx``, with weights by name beside the vectors of the optimizer, as vectors."""
+    """Convert a state of ``to_training_onnx``, which holds the weights by name, to the vectors of training graphs.
+
+    Any other state is returned unchanged.
+    """
     known = {*state.parameters.names, *state.parameters.running_statistics}
     named = {name: array for name, array in arrays.items() if name in known}
     rest = {name: array for name, array in arrays.items() if name not in known}
@@ -242,13 +245,13 @@ def _as_vectors(state: FittedState, arrays: Arrays) -> Arrays:
     for name, array in named.items():
         _require_fitting_array(name, array, parameters.view(name).shape, parameters.buffer.dtype)
         parameters.view(name)[...] = array
-    weights = AVERAGE if PARAMETERS in rest else PARAMETERS  # predictions are made by the average
+    weights = AVERAGE if PARAMETERS in rest else PARAMETERS  # the inference graph holds the averaged weights
     statistics = {STATISTICS: parameters.statistics} if parameters.statistics.size else {}
     return {**rest, **statistics, weights: parameters.vector}
 
 
 def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
-    """Return the parameters with the values of arrays by name; the optimizer starts anew."""
+    """Return parameters, frozen weights and a new optimizer state from arrays by the names of the graph."""
     current = state.trained_weights()
     arrays = _with_unchanged_factors(arrays, state)
     for name, array in arrays.items():
@@ -269,7 +272,7 @@ def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[
 
 
 def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
-    """Return arrays with the low-rank factors that merged matrices lack: their change is zero."""
+    """Return the arrays; if adapters are merged into the matrices, add low-rank factors whose change is zero."""
     changes, held = state.graph.low_rank, state.parameters.views()
     if not changes or any(name in arrays for one in changes for name in one.factors):
         return arrays
@@ -281,7 +284,7 @@ def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
 def _of_vectors(
     state: FittedState, arrays: Arrays, slots: Mapping[str, Slot]
 ) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
-    """Return the parameters and the optimizer's state with the values of the vectors of training graphs."""
+    """Return parameters, frozen weights and optimizer state from the vectors of training graphs."""
     old, size = state.parameters, state.parameters.vector.shape
     known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
@@ -289,7 +292,7 @@ def _of_vectors(
     for name, array in arrays.items():
         if name in shapes:
             _require_fitting_array(name, array, shapes[name], old.vector.dtype)
-        elif array.shape != size and name.partition("/")[2] not in old.names:  # nor a vector of another optimizer
+        elif array.shape != size and name.partition("/")[2] not in old.names:  # not of another optimizer either
             raise ModelError(
                 f"The state holds {name!r} of shape {[*array.shape]}, which is neither a parameter of the graph nor a "
                 f"vector of an optimizer.{nearest(name, [*old.views(), *shapes])}"
@@ -347,7 +350,7 @@ def export_folder(
     form: str,
     target: str,
 ) -> None:
-    """Write the training graphs of a fitted estimator or, with ``X`` and ``y``, of one before its training on them."""
+    """Write the training graphs of a fitted estimator or, with ``X`` and ``y``, of an untrained one for these data."""
     require_known_form(form, target)
     if X is None or y is None:
         check_is_fitted(estimator)
@@ -400,7 +403,7 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
 
 
 def _block_of_optimizer(estimator: Any) -> Any:
-    """Return the block that is equivalent to the optimizer."""
+    """Return the onnxblock optimizer that is equivalent to the estimator's optimizer."""
     from ..classic.onnxblock import optim
     from ..classic.optimizers import OrtAdamW
 
@@ -438,7 +441,7 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     columns = op.Reshape(scores, [-1, decoding.n_scores])
     if labelled:
         target = one_hot(op, y, decoding.n_scores, op.dtype)
-    elif (scale := decoding.target_scale) is not None:  # the device takes the target in its own units
+    elif (scale := decoding.target_scale) is not None:  # the file takes targets in the units of y
         number = op.dtype.numpy()
         target = op.Div(op.Sub(y, np.asarray(scale.center, number)), np.asarray(scale.scale, number))
     else:
@@ -484,7 +487,7 @@ def read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
 
 
 def _slots(state: FittedState, moments: Any) -> dict[str, np.ndarray]:
-    """Return the vectors of the optimizer; the file for SGD has an extra vector of zeros."""
+    """Return Adam's vectors from a checkpoint; an empty dict for SGD, whose checkpoint holds one vector of zeros."""
     if any(len(moments.get(name, ())) != len(SLOTS) for name in state.parameters.names):
         return {}
     slots = {slot: np.zeros_like(state.parameters.vector) for slot in SLOTS}

@@ -55,10 +55,10 @@ PLAIN_SETTINGS: Mapping[str, object] = {"training_mode": False, "class_axis": "a
 """The settings of a :class:`GraphModel` that only plain training uses, with their defaults."""
 
 TUNED_PIECE = 1024
-"""Rows of the pieces from which a search accumulates the gradient of all rows."""
+"""Rows of a piece of the data; a search adds up the gradients of the pieces."""
 
 OLD_PIECE = 256
-"""Rows of the pieces of old rows; the cross-validation takes the first one."""
+"""Rows of a piece of the old rows; the cross-validation takes the first piece."""
 
 SCORED_ROWS = 64
 """Rows whose scores show which weights scale and shift the output."""
@@ -80,7 +80,7 @@ Their results need not have unit scale, so columns downstream of them are not ch
 
 
 def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | None:
-    """Return the settings of fine-tuning for a call of ``fit``; None if it trains plainly."""
+    """Return the settings of fine-tuning for a call of ``fit``; None for plain training."""
     tuner = estimator.finetune
     if tuner is None:
         return None
@@ -234,7 +234,7 @@ def tuning_trainer(
 
 
 def inner_scores(state: FittedState, columns: Columns, rows: np.ndarray) -> InnerScores | None:
-    """Return the values before such a function for some rows; None if there is none."""
+    """Return the scores before the fixed function at the end of the graph; None if no such function ends it."""
     form = state.trained_form
     origins = [] if state.fitted is None else state.fitted.origins
     of_targets = {one.name for one in origins if one.attribute[:1] == ("transformer_",)}
@@ -248,7 +248,7 @@ def inner_scores(state: FittedState, columns: Columns, rows: np.ndarray) -> Inne
         weights = {**state.frozen, **state.parameters.weights()}
         model = form.model.clone()
         swap_initializers(model.graph, {n: array for n, array in weights.items() if n in model.graph.initializers})
-        # the nodes after the value stay in the graph, because the weights that they read are inputs of a predictor
+        # Keep the nodes of the fixed function, because the predictor expects the weights that they read as inputs.
         model.graph.outputs[:] = [v for node in model.graph for v in node.outputs if v.name == name]
         return Predictor(
             model, state.device, state.session_options, live=state.parameters, sparse=sparse_inputs(columns)
@@ -258,14 +258,18 @@ def inner_scores(state: FittedState, columns: Columns, rows: np.ndarray) -> Inne
 
 
 def inner_value(graph: ir.Graph, scores: str, trained: Collection[str]) -> str | None:
-    """Return the earliest value of which the scores are a function without these weights; None if there is none."""
+    """Return the name of the earliest value that alone determines the scores, by nodes without trained weights.
+
+    None if there is none before the scores.
+    """
     moving: set[ir.Value] = {*graph.inputs, *(v for v in graph.initializers.values() if v.name in trained)}
     order = dict[ir.Value, int]()
     for i, node in enumerate(graph):
         if not moving.isdisjoint(reads(node)):
             moving.update(node.outputs)
         order |= dict.fromkeys(node.outputs, i)
-    # Replace the latest of the values by those that it is computed of, until a trained weight or the data are read.
+    # Go back from the scores: replace the latest value by the inputs of its node, until a node reads a trained weight
+    # or the data.
     found, front = None, {v for v in order if v.name == scores}
     while front:
         maker = max(front, key=lambda v: order.get(v, -1)).producer()
@@ -316,7 +320,7 @@ def _scaled_layers(
 
 
 def _sizes(state: FittedState, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray | None:
-    """Return the root mean square of each column of an inner tensor on the rows; None for sparse rows made dense."""
+    """Return the root mean square of each column of the tensor ``values``; None if it would make sparse rows dense."""
     model, _ = graph_of_features(state.graph.model, values)
     weights = None if examples.weights is None else examples.weights[rows]
     if sparse_inputs(examples.columns):
@@ -362,12 +366,12 @@ def searched_rows(
 
 @dataclass(frozen=True, eq=False)
 class Remaining:
-    """Computation left for each iteration.
+    """The part of the computation that each iteration of a search repeats.
 
     Attributes
     ----------
     graph : TrainableModel
-        Its inputs are inputs of the graph and values that are computed once.
+        Its inputs are those of the whole graph, and the values that are computed once.
     frozen : mapping of str to ndarray
         The weights that it reads and that are not trained.
     columns : mapping of str to InputData
@@ -380,7 +384,7 @@ class Remaining:
 
 
 def remaining(state: FittedState, columns: Columns) -> Remaining:
-    """Return the computation left for each iteration: the whole graph, or the part downstream of a cut."""
+    """Return the computation for each iteration of a search: the whole graph, or the part downstream of a cut."""
     graph, names = state.trained_form, state.parameters.names
     frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in names}
     part = frozen_part(graph.model, graph.scores, names, frozen)
@@ -397,7 +401,7 @@ def remaining(state: FittedState, columns: Columns) -> Remaining:
 
 
 def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[str, InputData] | None:
-    """Return the values at the cut of the graph for all rows; None if they are too large, or not one for each row."""
+    """Return the values at the cut of the graph for all rows; None if they are too large, or if rows affect others."""
     names = [v.name or "" for v in part.first.graph.outputs]
     own = {v.name: columns[v.name or ""] for v in part.first.graph.inputs}
     given, sparse = {str(name): column for name, column in own.items()}, sparse_inputs(columns)
@@ -415,9 +419,9 @@ def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[st
                 return None
             values = predictor.run(given, output=i)
             if not np.allclose(few, values[[-1, 0, -1]], rtol=1e-3, atol=1e-5, equal_nan=True):
-                return None  # the last row has other values among other rows: rows depend on each other
+                return None  # the last row gets other values beside other rows, so rows depend on each other
             found[name] = InputData(values, values.dtype)
-    except ModelError:  # its first axis is not the axis of the rows
+    except ModelError:  # the first axis of the value is not the axis of the rows
         return None
     return found
 

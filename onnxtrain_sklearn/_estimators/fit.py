@@ -114,7 +114,7 @@ def initialize(estimator: EstimatorT, call: Call) -> EstimatorT:
 
 
 class Preparation(NamedTuple):
-    """The steps of a preparation that differ between one trained output and several.
+    """The functions called by :func:`prepare` that differ between one trained output and several.
 
     Attributes
     ----------
@@ -208,13 +208,13 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         target_scale=plan.target_scale,
     )
 
-    # The decoding, which follows the scores, and the state to train; its predictions must equal those of a given model.
+    # The decoding (from scores to predictions), and the state to train, which must predict as a given model does.
     chosen = steps.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
     scores = steps.check_state(context, state, chosen, examples)
     state.live.predictors.clear()  # their copies of the weights are outdated after the first step
 
-    # The loop, its minibatches and its step. At last, compare the training graph with the predicting graph.
+    # The loop, its minibatches and its step. Finally, compare the training graph with the predicting graph.
     scored, validate = steps.validation(context, state, settings, examples)
     trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.references, scores, trainer)
@@ -222,16 +222,16 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
 
 
 def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examples) -> float:
-    """Return the penalty of ``alpha="auto"``; none in ``partial_fit``, which cannot know how many rows will come."""
+    """Return the value of ``alpha="auto"``: 0 with several outputs, and in ``partial_fit``, where rows may follow."""
     if call.one_epoch or isinstance(examples.targets, SeveralTargets):
         return 0.0
     weights = np.ones(len(examples)) if examples.weights is None else examples.weights[examples.weights > 0]
     n_rows = len(weights) if call.stream is None else call.stream.n_rows
-    # The penalty of a minibatch is divided by the sum of its weights: their scale must not matter.
+    # The penalty of a minibatch is divided by the sum of its weights. Their mean cancels the scale of the weights.
     return float(weights.mean()) * default_alpha(estimator, config, examples.targets.task, n_rows)
 
 
-# The epoch loop of a call: its minibatches, its step, the score of the validation rows, its callbacks.
+# Make the epoch loop of a call: its minibatches, its step, the score of the validation rows, its callbacks.
 
 
 def trainer_for(
@@ -445,7 +445,7 @@ class Transaction:
 
 
 class ResumedState:
-    """The parts that a call shares with the state that it continues, and changes.
+    """The parts of a continued state that training changes, kept to restore them.
 
     The :class:`FittedState` around them is a new one. Curves and rows of the history are immutable. Weights and
     optimizer state are references until :meth:`copy_arrays`, because nothing before the first step writes into these
@@ -536,7 +536,7 @@ def belongs_to_caller(estimator: object) -> bool:
 
 
 def raise_or_warn(interrupt: KeyboardInterrupt, estimator: object) -> None:
-    """Raise an interrupt that is meant for the caller of ``fit``; else warn that the training is not complete."""
+    """Raise an interrupt that is meant for the caller of ``fit``; otherwise warn that training was cut short."""
     if belongs_to_caller(estimator):
         raise interrupt
     warn(INTERRUPTED, UserWarning)
