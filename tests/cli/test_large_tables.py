@@ -14,10 +14,9 @@ from sklearn import metrics
 from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import MLP, OrtGradientClassifier
-from onnxtrain_sklearn._cli import predict, rows
-from onnxtrain_sklearn._data import row_blocks
 from tests.cli.tables import program_json
-from tests.helpers.command import main
+from tests.helpers.command import main, predict_pieces, train_from_blocks, write_files
+from tests.helpers.tuning import copy_into_blocks
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -52,8 +51,7 @@ def model(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Predict chunks of few rows, and read pieces of a chunk, of which the table has three."""
-    monkeypatch.setattr(predict, "ROWS", CHUNK)
-    monkeypatch.setattr(predict, "PIECE_ROWS", CHUNK)
+    predict_pieces(monkeypatch, CHUNK)
 
 
 def write_parquet(path, frame, group=230):
@@ -115,7 +113,7 @@ def test_pieces_are_predicted_like_the_whole_table(kind, output, model, tmp_path
 
 
 def test_folder_of_predictions_has_files_in_order(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, "FILE_ROWS", 600)
+    write_files(monkeypatch, 600)
     path, expected = model
     data = write_parquet(tmp_path / "a.parquet", table())
     assert main(["predict", str(path), str(data), "--drop", "y", "--output", f"{tmp_path}/out/"]) == 0
@@ -262,9 +260,8 @@ def flights(n=FLIGHTS) -> pd.DataFrame:
 
 @pytest.fixture
 def large_from_800_rows(monkeypatch):
-    monkeypatch.setattr(rows, "MOST_ROWS", 800)
-    monkeypatch.setattr(rows, "SAMPLE_ROWS", 600)
-    monkeypatch.setattr(row_blocks, "COPIED_BLOCKS", 4)
+    train_from_blocks(monkeypatch, above=800, sample=600)
+    copy_into_blocks(monkeypatch, 4)
 
 
 def train(capsys, data, target, folder, *options):

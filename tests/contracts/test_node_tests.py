@@ -10,10 +10,9 @@ from collections import Counter
 
 import pytest
 
-from onnxtrain_sklearn._gradient import portable
 from tests.contracts.node_test_models import node_tests, without_repetitions
 from tests.contracts.node_tests import FAILS, REFUSED, RIGHT, UNCHECKED, WRONG, outcomes
-from tests.helpers.environment import available_engines
+from tests.helpers.environment import RULES, available_engines
 
 PARTS = 12
 
@@ -85,12 +84,12 @@ def test_gradient_is_right_or_refused(engine, part, request):
 @pytest.mark.parametrize(("rule", "message"), [("Tanh", "differences say"), ("Softmax", "differences say")])
 def test_a_wrong_rule_shows(monkeypatch, rule, message):
     """The comparison finds a gradient that is one part in fifty too large."""
-    known = portable.RULES[rule]
+    known = RULES["portable"][rule]
 
     def enlarged(r):
         return [lambda: r.op.Mul(known.rule(r)[0](), 1.02)]
 
-    monkeypatch.setitem(portable.RULES, rule, type(known)(enlarged, known.attributes))
+    monkeypatch.setitem(RULES["portable"], rule, type(known)(enlarged, known.attributes))
     results = [result for test in node_tests()[rule] for result in outcomes(test, "portable")]
     assert any(outcome == WRONG and message in reason for _, outcome, reason in results)
     assert not any(reason.startswith(FAILS) for _, _, reason in results)

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient import ort_training as ort
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.differences import reference_gradients
 from tests.contracts.gradient_cases import extra_opset, model_of
 from tests.contracts.ort_training_cases import CASES
-from tests.helpers.environment import available_engines
+from tests.helpers.environment import RULES, available_engines
 from tests.helpers.sessions import session
 
 pytestmark = pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
@@ -88,4 +87,4 @@ def test_gradient_is_right_or_refused(index, opset, form):
 
 def test_every_proven_operator_has_a_right_case():
     folded = {"CastLike"}  # it is a Cast before the engine sees the graph
-    assert set(ort.PROVEN) | folded == {one.operator for one in CASES if not one.refused}
+    assert set(RULES["ort-training"]) | folded == {one.operator for one in CASES if not one.refused}

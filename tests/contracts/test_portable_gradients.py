@@ -16,14 +16,13 @@ import onnx
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient import portable
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.contracts import lowered_cases
 from tests.contracts.differences import NO_KERNEL, reference_gradients
 from tests.contracts.gradient_cases import Case, extra_opset, model_of, operators
 from tests.contracts.portable_cases import CASES
 from tests.contracts.portable_forms import MAY_REFUSE, NEWEST, opsets, refusal
-from tests.helpers.environment import RUNTIME_VERSION
+from tests.helpers.environment import RULES, RUNTIME_VERSION
 from tests.helpers.sessions import session
 
 # onnxruntime 1.19 computes these in float32 even where the input is not, too coarsely for differences.
@@ -190,7 +189,7 @@ def assert_right(one, results, arrays, loss, wanted):
 def test_every_rule_has_a_right_case():
     cases = [*(one for one in CASES if not refusal(one)), *(one for one in lowered_cases.CASES if not one.refused)]
     right = {node for one in cases for node in operators(one)}
-    assert set(portable.RULES) <= right
+    assert set(RULES["portable"]) <= right
 
 
 def test_graphs_hold_plain_operators_only():

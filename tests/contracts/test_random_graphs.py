@@ -20,16 +20,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from onnx.reference import ReferenceEvaluator
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient import ort_training as ort
-from onnxtrain_sklearn._gradient import portable
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.contracts.random_graphs import GENERATORS, sketches
 from tests.contracts.references import Erf, Gelu
-from tests.helpers.environment import available_engines
+from tests.helpers.environment import RULES, available_engines
 from tests.helpers.sessions import session
 
 EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "0"))
-PROVEN = {"ort-training": ort.PROVEN, "portable": portable.RULES}
 
 CASES_ONLY = """
     AffineGrid Bernoulli CenterCropPad Col2Im CumProd DFT DeformConv DequantizeLinear Det DynamicQuantizeLinear EyeLike
@@ -67,7 +64,7 @@ def reads(opset):
 def test_gradients_are_the_slopes_of_the_graph(engine):
     seen = Counter()
     strategy = sketches(
-        sorted(PROVEN[engine].keys() & GENERATORS.keys()), opsets_of_graph(engine), full=engine == "portable"
+        sorted(RULES[engine].keys() & GENERATORS.keys()), opsets_of_graph(engine), full=engine == "portable"
     )
 
     @settings(
@@ -186,5 +183,5 @@ def agree(sketch, graph, kind, loss, wanted, directions):
 
 
 def test_every_operator_with_a_gradient_is_drawn():
-    missing = {name for proven in PROVEN.values() for name in proven} - GENERATORS.keys() - NOT_DRAWN.keys()
+    missing = {name for proven in RULES.values() for name in proven} - GENERATORS.keys() - NOT_DRAWN.keys()
     assert not missing, "give each a generator in random_graphs.py, or its reason in NOT_DRAWN"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from onnxtrain_sklearn._data.batches import (
     ArrayBatches,
     BatchBuffers,
     distinct_rows,
+    read_ahead,
     weighted_rows,
 )
 from onnxtrain_sklearn._data.columns import InputData
@@ -212,3 +215,23 @@ def test_buffers_know_if_all_weights_are_one():
         source.gather(np.array(rows), known)
         assert known.sample_weight.tolist() == wanted
         assert known.has_ones == (wanted == [1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_reading_ahead_keeps_the_order_and_ends_its_thread(prefetch):
+    read = []
+    before = threading.active_count()
+    results = read_ahead(lambda i: read.append(i) or i * i, range(10), prefetch)
+    assert [next(results) for _ in range(4)] == [0, 1, 4, 9]
+    assert len(read) <= 5 + prefetch
+    results.close()
+    assert threading.active_count() == before
+    assert list(read_ahead(lambda i: i * i, range(10), prefetch)) == [i * i for i in range(10)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_error_of_a_block_ends_the_thread(prefetch):
+    before, found = threading.active_count(), []
+    with pytest.raises(ZeroDivisionError):
+        found.extend(read_ahead(lambda i: 1 // (3 - i), range(10), prefetch))
+    assert threading.active_count() == before

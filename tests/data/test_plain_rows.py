@@ -15,9 +15,7 @@ from sklearn import config_context
 from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._data import inputs
-from onnxtrain_sklearn._estimators import predict
-from tests.helpers.observed import predict_in_chunks
+from tests.helpers.observed import forbid_validation, predict_in_chunks, predict_with_all_checks, takes_plain_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -173,14 +171,14 @@ def test_calls_end_as_with_all_checks(name, estimator, monkeypatch):
             with config_context(assume_finite=assume_finite, skip_parameter_validation=assume_finite):
                 short = [outcome(estimator, method, rows) for method in methods(estimator)]
                 with monkeypatch.context() as patch:
-                    patch.setattr(predict, "plain_prediction", lambda *_, **__: None)
+                    predict_with_all_checks(patch)
                     whole = [outcome(estimator, method, rows) for method in methods(estimator)]
             differ += [] if short == whole else [(kind, assume_finite)]
     assert not differ
 
 
 def is_taken(estimator, rows):
-    return predict.plain_prediction(estimator, rows, 0, with_scores=False) is not None
+    return takes_plain_rows(estimator, rows)
 
 
 def test_only_plain_rows_of_the_fitted_shape_are_taken(name, estimator):
@@ -195,7 +193,7 @@ def test_only_plain_rows_of_the_fitted_shape_are_taken(name, estimator):
 
 def test_plain_rows_are_not_checked_by_scikit_learn(monkeypatch):
     expected = [estimators()["classifier"].predict_proba(X), estimators()["regressor"].predict(X)]
-    monkeypatch.delattr(inputs, "validate_data")
+    forbid_validation(monkeypatch)
     assert_array_equal(estimators()["classifier"].predict_proba(X), expected[0])
     assert_array_equal(estimators()["regressor"].predict(X), expected[1])
 

@@ -6,13 +6,11 @@ import gc
 import os
 import pickle
 import tempfile
-import threading
 
 import numpy as np
 import pytest
 
 from onnxtrain_sklearn import RowBlocks
-from onnxtrain_sklearn._data.batches import read_ahead
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -272,23 +270,3 @@ def test_tab_separates_the_columns_of_tsv_files(tmp_path):
     (tmp_path / "table.csv").write_text("a,y\n1,2\n")
     with pytest.raises(ValueError, match="must have the same ending"):
         len(RowBlocks(tmp_path, target="y"))
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_reading_ahead_keeps_the_order_and_ends_its_thread(prefetch):
-    read = []
-    before = threading.active_count()
-    results = read_ahead(lambda i: read.append(i) or i * i, range(10), prefetch)
-    assert [next(results) for _ in range(4)] == [0, 1, 4, 9]
-    assert len(read) <= 5 + prefetch
-    results.close()
-    assert threading.active_count() == before
-    assert list(read_ahead(lambda i: i * i, range(10), prefetch)) == [i * i for i in range(10)]
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_error_of_a_block_ends_the_thread(prefetch):
-    before, found = threading.active_count(), []
-    with pytest.raises(ZeroDivisionError):
-        found.extend(read_ahead(lambda i: 1 // (3 - i), range(10), prefetch))
-    assert threading.active_count() == before

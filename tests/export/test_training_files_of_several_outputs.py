@@ -11,12 +11,11 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import SGD, Inputs, LoRA, OrtGradientMultiOutput, export_training, load_training, schedules
-from onnxtrain_sklearn._export.training import loop_targets
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.step_options import configured
 from tests.helpers.training import quietly
-from tests.helpers.training_graphs import SETTINGS, Folder
+from tests.helpers.training_graphs import SETTINGS, Folder, loop_arrays
 
 X, Y = data(40)  # the last of three minibatches is padded
 SOME = ("class", "number", "words")
@@ -42,8 +41,7 @@ def test_each_kind_of_output_goes_on(names, tmp_path):
     quietly(model.fit, X, targets(names)).export_training(tmp_path / "folder")
     folder = Folder(tmp_path / "folder")
     training = load_training(tmp_path / "folder", shuffle=False)
-    inputs = {one["name"]: (one["type"], one["shape"]) for one in training.manifest["graphs"]["step"]["inputs"]}
-    arrays, weights, _ = loop_targets(training.manifest, inputs, targets(names), None, len(X))
+    arrays, weights = loop_arrays(training, targets(names), len(X))
     folder.steps({"X": X, **arrays}, weights)
     losses = folder.epoch({"X": X, **arrays}, weights)
     before = model.predict(X)

@@ -30,8 +30,6 @@ from sklearn.preprocessing import (
     TargetEncoder,
 )
 
-import onnxtrain_sklearn._fitted.fitted_model as encoding
-import onnxtrain_sklearn._inference.predictor as inference
 from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.environment import available_engines
@@ -54,6 +52,8 @@ from tests.helpers.mixed_columns import (
     table_regressor,
     with_value,
 )
+from tests.helpers.observed import predict_in_chunks, record_chunks
+from tests.helpers.tuning import keep_encodings_sparse
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -163,11 +163,7 @@ class TestGraph:
     def test_large_encodings_are_kept_sparse(self, monkeypatch):
         model = fitted_to_table(encoded())
         dense = table_regressor(model).fit(FRAME, NUMBER)
-        monkeypatch.setattr(encoding, "COPY_LIMIT", 0)
-        monkeypatch.setattr(encoding, "CHUNK", 50)
-        stacked = encoding._stacked
-        monkeypatch.setattr(encoding, "_stacked", lambda pieces: seen.append(stacked(pieces)) or seen[-1])
-        seen = []
+        seen = keep_encodings_sparse(monkeypatch, rows=50)
         sparse = table_regressor(model).fit(FRAME, NUMBER)
         assert [type(made).__name__ for made in seen] == ["csr_matrix"]
         assert_array_equal(sparse.predict(FRAME), dense.predict(FRAME))
@@ -220,18 +216,11 @@ class TestData:
 
     def test_many_rows_come_in_chunks(self, monkeypatch):
         tuned = table_regressor(fitted_to_table(encoded())).fit(FRAME, NUMBER)
-        expected, pieces_of, sizes = tuned.predict(FRAME), inference.Predictor.pieces_of, []
-
-        def noted(self, columns, rows=None):
-            pieces = pieces_of(self, columns, rows)
-            sizes.extend(piece.stop - piece.start for piece in pieces)
-            return pieces
-
-        monkeypatch.setattr(inference.Predictor, "pieces_of", noted)
+        expected, sizes = tuned.predict(FRAME), record_chunks(monkeypatch)
         assert_array_equal(tuned.predict(pd.concat([FRAME] * 100))[-N:], expected)
         assert len(sizes) == 2
         sizes.clear()
-        monkeypatch.setattr(inference, "CHUNK_NUMBERS", 50)
+        predict_in_chunks(monkeypatch, numbers=50)
         assert_array_equal(tuned.predict(FRAME), expected)
         assert sizes == [10] * 12  # two numbers and three columns of a kind
 

@@ -9,12 +9,12 @@ import onnxruntime
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._ort import gradient_builder
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError, UnsupportedOperatorError
 from tests.helpers.data import DATA
 from tests.helpers.environment import ENGINES, available_engines
+from tests.helpers.faults import fail_gradient_builder
 
-training_runtime = pytest.mark.skipif(not gradient_builder.has_gradient_builder(), reason="needs onnxruntime-training")
+training_runtime = pytest.mark.skipif("ort-training" not in available_engines(), reason="needs onnxruntime-training")
 
 X = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]], dtype=np.float32)
 W = np.array([0.5, -1.5, 2.0], dtype=np.float32)
@@ -278,13 +278,11 @@ def test_an_engine_that_does_not_run_here(monkeypatch):
 
 @training_runtime
 def test_errors_of_the_builder_name_the_node_and_hide_its_source(monkeypatch):
-    def fail(*args, **kwargs):
-        raise RuntimeError(
-            "/src/orttraining/graph/gradient_builder_registry.cc:29 GradientDef GetGradientForOp(const Node&) "
-            "gradient_builder != nullptr was false. The gradient builder has not been registered: Mul for node node0\n"
-        )
-
-    monkeypatch.setattr(gradient_builder, "build_gradient_graph", fail)
+    fail_gradient_builder(
+        monkeypatch,
+        "/src/orttraining/graph/gradient_builder_registry.cc:29 GradientDef GetGradientForOp(const Node&) "
+        "gradient_builder != nullptr was false. The gradient builder has not been registered: Mul for node node0\n",
+    )
     with pytest.raises(UnsupportedOperatorError) as caught:
         gradient_graph(linear_scalar(), wrt="w", engine="ort-training")
     assert str(caught.value).startswith("Node 'node0' (Mul) cannot be differentiated: gradient_builder != nullptr")

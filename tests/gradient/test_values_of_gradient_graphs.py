@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import gradient_graph
-from onnxtrain_sklearn._gradient import derivatives
 from onnxtrain_sklearn.exceptions import ModelError
 from onnxtrain_sklearn.graph import GraphBuilder
 from tests.helpers.environment import available_engines
+from tests.helpers.faults import change_gradient_graphs
 from tests.helpers.graphs import W, model
 from tests.helpers.sessions import evaluate
 
@@ -37,7 +37,7 @@ def drop_slopes(model):
 def test_values_that_differ_are_refused_by_node(engine, given, monkeypatch):
     proto = model(**{"body": LEAKY, "y": "float Y", **given})
     gradient_graph(proto, wrt="W", engine=engine)
-    monkeypatch.setattr(derivatives, "use_stable_forms", drop_slopes)
+    change_gradient_graphs(monkeypatch, drop_slopes)
     with pytest.raises(ModelError, match=r"as given: output 'Y' .* first node that differs is 'A' \(LeakyRelu\)"):
         gradient_graph(proto, wrt="W", engine=engine)
 
@@ -55,7 +55,7 @@ def round_otherwise(model):
 def test_rounding_is_no_difference(engine, monkeypatch):
     body = "H = MatMul (X, W) L = Mul (H, large) S = Sin (L) Y = ReduceSum <keepdims = 0> (S)"
     proto = model(body, y="float Y", weights=f"{W}, float large = {{10000000}}")
-    monkeypatch.setattr(derivatives, "use_stable_forms", round_otherwise)
+    change_gradient_graphs(monkeypatch, round_otherwise)
     X = np.random.RandomState(0).normal(size=(3, 3)).astype(np.float32)
     found = evaluate(gradient_graph(proto, wrt="W", engine=engine), X=X)[0]
     assert abs(found - evaluate(proto, X=X)[0]) > 0.1  # large enough to be taken for an error
@@ -78,5 +78,5 @@ OTHERS = {
 @pytest.mark.parametrize("given", OTHERS.values(), ids=OTHERS)
 def test_graphs_that_random_inputs_say_nothing_of(given, monkeypatch):
     proto = model(**{"body": LEAKY, "y": "float Y", **given})
-    monkeypatch.setattr(derivatives, "use_stable_forms", drop_slopes)
+    change_gradient_graphs(monkeypatch, drop_slopes)
     assert gradient_graph(proto, wrt="W", engine="portable").graph.output[-1].name == "W_grad"

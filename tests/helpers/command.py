@@ -9,7 +9,16 @@ import pytest
 
 from onnxtrain_sklearn.__main__ import main
 
-__all__ = ["interrupt_epoch", "main", "refuse_whole_pipelines", "shift_file_predictions", "shorten_demo"]
+__all__ = [
+    "interrupt_epoch",
+    "main",
+    "predict_pieces",
+    "refuse_whole_pipelines",
+    "shift_file_predictions",
+    "shorten_demo",
+    "train_from_blocks",
+    "write_files",
+]
 
 
 def shorten_demo(epochs: int) -> int:
@@ -38,6 +47,29 @@ def refuse_whole_pipelines(monkeypatch: pytest.MonkeyPatch, error: Exception) ->
         raise error
 
     monkeypatch.setattr(train, "whole_graph", refuse)
+
+
+def predict_pieces(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let ``predict`` read pieces of so many rows, and predict chunks of as many."""
+    from onnxtrain_sklearn._cli import predict
+
+    monkeypatch.setattr(predict, "ROWS", rows)
+    monkeypatch.setattr(predict, "PIECE_ROWS", rows)
+
+
+def write_files(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """Let ``predict`` write files of about so many rows into a folder."""
+    from onnxtrain_sklearn._cli import predict
+
+    monkeypatch.setattr(predict, "FILE_ROWS", rows)
+
+
+def train_from_blocks(monkeypatch: pytest.MonkeyPatch, *, above: int, sample: int) -> None:
+    """Let ``train`` read larger tables in blocks, and look at a sample of so many rows."""
+    from onnxtrain_sklearn._cli import rows
+
+    monkeypatch.setattr(rows, "MOST_ROWS", above)
+    monkeypatch.setattr(rows, "SAMPLE_ROWS", sample)
 
 
 def interrupt_epoch(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from onnxtrain_sklearn._gradient import ort_training, portable
 from onnxtrain_sklearn._gradient.engine import ENGINES, available_engines
 from onnxtrain_sklearn._ir.opsets import MAX_OPSET
 from onnxtrain_sklearn._ort import packages, sessions
@@ -16,6 +17,7 @@ __all__ = [
     "LIMITS",
     "NEWEST_OPSET",
     "OWN_MEMORY",
+    "RULES",
     "RUNTIME_VERSION",
     "auto_compiles",
     "available_engines",
@@ -28,6 +30,9 @@ LIMITS = sessions.supported_versions()
 
 NEWEST_OPSET = min(MAX_OPSET, LIMITS.opset)
 """The newest opset that both the package and the installed onnxruntime read."""
+
+RULES = {"ort-training": ort_training.PROVEN, "portable": portable.RULES}
+"""The operators that each engine differentiates."""
 
 RUNTIME_VERSION = packages.version()
 

@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxtrain_sklearn._data import inputs
 from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._data.columns import InputData
-from onnxtrain_sklearn._estimators import streams
+from onnxtrain_sklearn._estimators import fit, predict, streams
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training import passes
@@ -83,6 +84,46 @@ def wrap_epochs(monkeypatch: pytest.MonkeyPatch, wrapper: Callable[..., Any]) ->
     """Train each epoch by ``wrapper(plain, step, *arguments)``."""
     plain = HostStep.train
     monkeypatch.setattr(HostStep, "train", lambda step, *arguments: wrapper(plain, step, *arguments))
+
+
+def change_predictions(monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Predict what a function makes of the predictions."""
+    plain = predictor.Predictor.run
+    monkeypatch.setattr(predictor.Predictor, "run", lambda *data, **options: change(plain(*data, **options)))
+
+
+def record_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the number of rows of each chunk that is predicted."""
+    found: list[int] = []
+    plain = predictor.Predictor.pieces_of
+
+    def recording(*arguments: Any) -> list[slice]:
+        pieces = plain(*arguments)
+        found.extend(piece.stop - piece.start for piece in pieces)
+        return pieces
+
+    monkeypatch.setattr(predictor.Predictor, "pieces_of", recording)
+    return found
+
+
+def takes_plain_rows(estimator: Any, rows: Any) -> bool:
+    """Return True if predictions of these rows skip the checks of scikit-learn."""
+    return predict.plain_prediction(estimator, rows, 0, with_scores=False) is not None
+
+
+def predict_with_all_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no rows skip the checks of scikit-learn."""
+    monkeypatch.setattr(predict, "plain_prediction", lambda *_, **__: None)
+
+
+def forbid_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail the test where scikit-learn checks the rows."""
+    monkeypatch.setattr(inputs, "validate_data", lambda *_, **__: pytest.fail("scikit-learn checks the rows"))
+
+
+def compare_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train graphs without a comparison of their loss with that of the given file."""
+    monkeypatch.setattr(fit, "compare_training", lambda *_: None)
 
 
 def trained_on_device(estimator: Any) -> bool:

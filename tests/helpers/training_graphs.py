@@ -12,6 +12,7 @@ import onnxruntime
 from sklearn.base import clone
 
 from onnxtrain_sklearn._export.state_files import tensors_of
+from onnxtrain_sklearn._export.training import loop_targets
 from onnxtrain_sklearn._training.randomness import UniformNumbers
 from tests.helpers.training import NEVER, quietly
 
@@ -104,6 +105,13 @@ def as_target(estimator, y: np.ndarray) -> np.ndarray:
     if decoding.task == "binary":
         return (y == decoding.classes[1]).astype(np.float32)[:, None]
     return y.reshape(len(y), -1).astype(np.float32 if decoding.target_scale is None else np.float64)
+
+
+def loop_arrays(training, targets: dict, n_rows: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return the targets of several outputs as the training graphs take them, and the weights of the rows."""
+    inputs = {one["name"]: (one["type"], one["shape"]) for one in training.manifest["graphs"]["step"]["inputs"]}
+    arrays, weights, _ = loop_targets(training.manifest, inputs, targets, None, n_rows)
+    return arrays, weights
 
 
 def goes_on(estimator, X, y, tmp_path, weights=None, tolerance=1e-6) -> Folder:

@@ -13,9 +13,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 
 from onnxtrain_sklearn import FineTuner, GraphModel, LoRA, OrtGradientClassifier
-from onnxtrain_sklearn._pretrained import comparison
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.data import DATA
+from tests.helpers.faults import shift_compared_outputs
 from tests.helpers.quantized import BYTES, run_exactly
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -127,12 +127,7 @@ def test_low_rank_factors_are_refused():
 @pytest.mark.parametrize(("shift", "starts"), [(0.02, True), (5.0, False)])
 def test_scores_may_differ_by_quantization_steps(shift, starts, monkeypatch):
     """One session computes products of integers, another one of floats: a tie is rounded otherwise."""
-    compared = comparison._compared_outputs
-
-    def moved(*arguments):
-        return [(what, numbers + shift, expected) for what, numbers, expected in compared(*arguments)]
-
-    monkeypatch.setattr(comparison, "_compared_outputs", moved)
+    shift_compared_outputs(monkeypatch, shift)
     if starts:
         assert trained(*read("quantized_mlp")).t_ == 900
         return

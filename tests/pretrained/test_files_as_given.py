@@ -10,11 +10,9 @@ from skl2onnx import to_onnx
 from sklearn.linear_model import LogisticRegression
 
 from onnxtrain_sklearn import GraphModel, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._ir import opsets
-from onnxtrain_sklearn._model.graph_comparison import plain_session
-from onnxtrain_sklearn._pretrained import comparison
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.classic.test_onnxblock import WeightedAverageLoss
+from tests.helpers.faults import change_compared_files, keep_operators_of_old_opsets
 from tests.helpers.graphs import model
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -28,8 +26,7 @@ SHAPES = "float[3, 1] W = {1, -2, 3}, int64[3] s = {-1, 3, 1}"
 def test_graph_that_was_misread_is_refused_by_node(monkeypatch):
     proto = model(HARD, weights=SHAPES, opset=10)
     OrtGradientRegressor(proto, max_iter=1, random_state=0).fit(X, Y)
-    monkeypatch.setattr(opsets, "_changes", lambda *_: False)  # ONNX's converter leaves Hardmax as it stands
-    monkeypatch.setattr("onnxtrain_sklearn._ir.opsets.MIN_OPSET", 13)
+    keep_operators_of_old_opsets(monkeypatch, 13)  # as ONNX's converter does with Hardmax
     with pytest.raises(ModelError, match=r"file as given: output 'Y' .* first node that differs is 'H' \(Hardmax\)"):
         OrtGradientRegressor(proto, max_iter=1).fit(X, Y)
 
@@ -66,19 +63,16 @@ def test_files_of_many_kinds_are_compared(given, without, monkeypatch):
     file = GraphModel(model(**settings), "Y" if "Z" in given.get("x", "") else None)
     right = OrtGradientRegressor(file, max_iter=1, random_state=0).fit(X, Y)
     assert right.describe().compared.startswith(f"file as given compared{without};")
-    monkeypatch.setattr(comparison, "plain_session", faulty_session)
+    change_compared_files(monkeypatch, turn_softmax)
     with pytest.raises(ModelError, match=r"file as given: output 'Y' .* first node that differs"):
         OrtGradientRegressor(file, max_iter=1).fit(X, Y)
 
 
-def faulty_session(proto):
-    """Stand for a file that was misread, in which the axis of Softmax is another one."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(proto)
-    for node in changed.graph.node:
+def turn_softmax(proto):
+    """Give Softmax another axis."""
+    for node in proto.graph.node:
         if node.op_type == "Softmax":
             node.attribute.append(onnx.helper.make_attribute("axis", 2 if proto.opset_import[0].version < 13 else 1))
-    return plain_session(changed)
 
 
 def test_each_of_joined_outputs_is_compared(monkeypatch):
@@ -88,7 +82,7 @@ def test_each_of_joined_outputs_is_compared(monkeypatch):
     settings = {"loss": WeightedAverageLoss(), "max_iter": 1, "learning_rate_init": 0.001}
     right = OrtGradientRegressor(proto, **settings).fit(X, X)
     assert right.describe().compared.startswith("file as given compared; training graph compared")
-    monkeypatch.setattr(comparison, "plain_session", faulty_session)
+    change_compared_files(monkeypatch, turn_softmax)
     with pytest.raises(ModelError, match="file as given: output 'Q'"):
         OrtGradientRegressor(proto, **settings).fit(X, X)
 
@@ -99,15 +93,12 @@ def test_files_of_fitted_models_are_compared(zipmap, monkeypatch):
     fitted = LogisticRegression().fit(X, labels)
     proto = to_onnx(fitted, X[:1], options={"zipmap": zipmap}, target_opset={"": 18, "ai.onnx.ml": 3})
 
-    def faulty(proto):
-        changed = onnx.ModelProto()
-        changed.CopyFrom(proto)
-        for attribute in (a for node in changed.graph.node for a in node.attribute if a.name == "intercepts"):
+    def shift_first_class(proto):
+        for attribute in (a for node in proto.graph.node for a in node.attribute if a.name == "intercepts"):
             attribute.floats[0] += 1
-        return plain_session(changed)
 
     right = OrtGradientClassifier(proto, max_iter=1).fit(X, labels)
     assert right.describe().compared.startswith("file as given compared; training graph not compared: it is that of a")
-    monkeypatch.setattr(comparison, "plain_session", faulty)
+    change_compared_files(monkeypatch, shift_first_class)
     with pytest.raises(ModelError, match=r"file as given: output '.*probabilit.*' differs"):
         OrtGradientClassifier(proto, max_iter=1).fit(X, labels)

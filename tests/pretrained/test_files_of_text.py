@@ -23,6 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.environment import available_engines
+from tests.helpers.faults import change_text_networks
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -141,14 +142,10 @@ def test_mismatched_texts_are_refused():
 
 def test_the_network_is_compared_with_the_file_as_given(monkeypatch):
     """A reader that changed a weight would be found out."""
-    from onnxtrain_sklearn._pretrained import ml_conversion
 
-    given = ml_conversion.trained_output_of
-
-    def doubled(graph, output):
+    def double(graph):
         graph.initializers["V"].const_value = ir.tensor(np.array([[2.0], [-1.0]], np.float32), name="V")
-        return given(graph, output)
 
-    monkeypatch.setattr(ml_conversion, "trained_output_of", doubled)
+    change_text_networks(monkeypatch, double)
     with pytest.raises(ModelError, match="does not compute what onnxruntime computes of the file as given"):
         OrtGradientRegressor(counting()).fit(ROWS, STARS[:40])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor, clear_cache
-from onnxtrain_sklearn._estimators import fit
-from onnxtrain_sklearn._training import programs
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.environment import available_engines, can_compile
+from tests.helpers.faults import change_trained_graphs
 from tests.helpers.graphs import model
+from tests.helpers.observed import compare_no_training
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -41,16 +41,14 @@ FORMS = {
 @pytest.fixture
 def faulty(monkeypatch):
     """Let graphs lose the slopes of LeakyRelu where they are differentiated."""
-    clear_cache()
-    right = programs.differentiate_own
 
-    def differentiate(graph, *args):
+    def lose_slopes(graph):
         for node in graph.graph:
             if node.op_type == "LeakyRelu":
                 node.attributes.pop("alpha", None)
-        return right(graph, *args)
 
-    monkeypatch.setattr(programs, "differentiate_own", differentiate)
+    clear_cache()
+    change_trained_graphs(monkeypatch, lose_slopes)
     yield
     clear_cache()
 
@@ -90,7 +88,7 @@ def test_comparison_changes_nothing(form, monkeypatch):
     y = X.sum(axis=1)
     settings = {"max_iter": 3, "random_state": 0, "batch_size": 16, "learning_rate_init": 0.01}
     weights = OrtGradientRegressor(given(form), **settings).fit(X, y).weights_
-    monkeypatch.setattr(fit, "compare_training", lambda *_: None)
+    compare_no_training(monkeypatch)
     plain = OrtGradientRegressor(given(form), **settings).fit(X, y).weights_
     for name, array in plain.items():
         np.testing.assert_array_equal(weights[name], array)

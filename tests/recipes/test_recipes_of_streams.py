@@ -20,10 +20,9 @@ from onnxtrain_sklearn import (
     TabMClassifier,
     TabMRegressor,
 )
-from onnxtrain_sklearn._data import row_blocks
-from onnxtrain_sklearn._recipes import preprocessing
 from tests.helpers.environment import each_engine
 from tests.helpers.observed import predict_in_batches, predict_in_chunks
+from tests.helpers.tuning import copy_into_blocks, limit_categories
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -435,7 +434,7 @@ def test_too_few_blocks_to_hold_out_are_an_error(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Column .* different texts")
 def test_column_of_too_many_categories_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(preprocessing, "MOST_CATEGORIES", 300)
+    limit_categories(monkeypatch, 300)
     frame = table().assign(color=[f"customer {i}" for i in range(600)])
     with pytest.raises(ValueError, match=r"Row group \d+ .*'color' of X has more than 300 categories"):
         classifier().fit(blocks(write(frame, tmp_path / "table.parquet")))
@@ -454,7 +453,7 @@ def test_columns_that_may_be_misread_are_warned_of_once(tmp_path):
 
 def test_copies_of_sources_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
-    monkeypatch.setattr(row_blocks, "COPIED_BLOCKS", 8)
+    copy_into_blocks(monkeypatch, 8)
     os.mkdir(tmp_path / "copies")
     frame = table()
     path = write(frame, tmp_path / "table.parquet", rows=600)  # one row group: it is copied

@@ -8,11 +8,11 @@ import pytest
 from numpy.testing import assert_allclose
 
 from onnxtrain_sklearn import SGD, OrtGradientRegressor
-from onnxtrain_sklearn._training import step_parts
 from tests.helpers.environment import OWN_MEMORY
 from tests.helpers.observed import trained_on_device
 from tests.helpers.training import NEVER
 from tests.helpers.training_graphs import Folder
+from tests.helpers.tuning import order_stages
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -76,15 +76,12 @@ def in_an_exported_graph(monkeypatch, path):
     return folder.state["averaged_parameters"]
 
 
-def test_penalty_precedes_clipping_and_the_average_follows_the_update():
-    assert step_parts.STAGES == DECLARED
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.each(by=lambda order, executor: executor)
 @pytest.mark.parametrize("executor", [on_the_host, on_a_device, in_an_exported_graph])
 def test_executor_follows_the_declared_order(order, executor, monkeypatch, tmp_path):
-    monkeypatch.setattr(step_parts, "STAGES", ORDERS[order])
+    if order != "declared":
+        order_stages(monkeypatch, ORDERS[order])
     found, right = executor(monkeypatch, tmp_path), stepped(ORDERS[order])
     assert_allclose(found, right, rtol=1e-5)
     others = [stepped(one) for one in ORDERS.values() if one != ORDERS[order]]
