@@ -29,10 +29,10 @@ from .step_parts import OptimizerState, Rates, StepParts
 from .updates import PENALTY, SHARE, STEP_WEIGHT, SegmentUpdate, VectorBindings, bind_update, step_weight
 
 RESIDENT_LIMIT = 2**31
-"""Largest data, in bytes, that are uploaded at once; larger data are uploaded by minibatch."""
+"""Size of the data, in bytes, up to which all rows are uploaded once; of larger data, minibatches are uploaded."""
 
 STEPS_AT_ONCE = 64
-"""Steps whose minibatches are taken together if the host uploads them: those of an epoch would not fit into memory."""
+"""Number of steps whose minibatches the host gathers and uploads at a time, if the data exceed ``RESIDENT_LIMIT``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,9 @@ class DevicePass:
 
 
 class Groups:
-    """The minibatches of an epoch in groups of ``size``, each of which makes one step.
+    """The minibatches of an epoch in groups of ``size``; each group makes one step (gradient accumulation).
 
-    ``weights`` are the sums of the weights of each group, ``shares`` those of each minibatch in its group.
+    ``weights`` holds the sum of the row weights of each group, ``shares`` the fraction of it that each minibatch has.
     """
 
     def __init__(self, weights: np.ndarray, size: int) -> None:
@@ -66,7 +66,7 @@ class Groups:
         return i % self.size == 0, (i + 1) % self.size == 0 or i == self._last
 
     def means(self, losses: np.ndarray) -> np.ndarray:
-        """Return the weighted mean over each group."""
+        """Return the weighted mean of ``losses``, one per minibatch, over each group."""
         means: np.ndarray = np.add.reduceat(losses * self.shares, self._starts)
         return means
 
@@ -132,7 +132,7 @@ class DeviceStep(OneProcess):
                     if after is not None:
                         self.synchronize()
                         ended = after(loss)
-                        self._vectors.upload()  # it may have changed the weights
+                        self._vectors.upload()  # the callback may have changed the weights on the host
                         if ended:
                             return
         finally:
@@ -142,7 +142,7 @@ class DeviceStep(OneProcess):
         self, minibatches: Sequence[Minibatch], next_rates: Callable[[], Rates]
     ) -> Iterator[tuple[float, float]]:
         """Take the steps of these minibatches; return the sum of weights and the loss of each step."""
-        # Upload all that these steps read, so that none of them waits for the host.
+        # Upload everything that these steps read, so that no step waits for the host.
         passes = [self._pass(len(one.rows), resident=bool(self._data)) for one in minibatches]
         groups = Groups(np.array([one.weight for one in minibatches]), self.settings.accumulate)
         every, dtype = [next_rates() for _ in groups.weights], self._vectors.buffer.dtype
@@ -198,7 +198,7 @@ class DeviceStep(OneProcess):
         self._loaded = batches
 
     def _order(self, minibatches: Sequence[Minibatch], passes: Sequence[DevicePass]) -> tuple[DeviceArray, DeviceArray]:
-        """Return the rows of all minibatches in one vector, padded as ``Minibatch.fill`` does, and their weights."""
+        """Upload the row indices and the row weights of all minibatches, each as one vector padded like the minibatches."""
         order, weights = [], []
         for (rows, own, _, _), one in zip(minibatches, passes, strict=True):
             missing = len(one.buffers.sample_weight) - len(rows)
@@ -230,7 +230,7 @@ class DeviceStep(OneProcess):
         return DevicePass(graph.program.engine, buffers, graph.bind(inputs, {}, gradients, next_statistics), uniform)
 
 
-# Work of a device after the gradient of a step: penalty, clipping, updates, average, with their scalars.
+# Stages that run on a device after the gradient (penalty, clipping, update, average), and the scalars that they read.
 
 
 class DeviceUpdate:
@@ -256,7 +256,8 @@ class DeviceUpdate:
     ) -> None:
         self._decay, self._segments, self._vectors = parts.settings.ema_decay, segments, vectors
         self._dtype = layout.vector.dtype
-        # each with the inputs and outputs that change every step, mapped to their keys in ``scalars``
+        # Pairs of a graph and its scalars: names of inputs and outputs that change in every step, with their keys in
+        # the dict that :meth:`scalars` returns.
         self._calls: list[tuple[Binding, dict[str, str]]] = []
         for stage in parts.stages:
             if stage == "penalty":
@@ -288,9 +289,9 @@ class DeviceUpdate:
     def scalars(
         self, weights: np.ndarray, rates: Sequence[Rates], optimizer_state: OptimizerState
     ) -> dict[str, DeviceArray]:
-        """Return vectors of the scalars that the next steps read or write, by name; one element per step.
+        """Return, by name, vectors of the scalars that the next steps read or write, with one element per step.
 
-        ``weights`` are the sums of the weights of their rows; ``optimizer_state`` is the state before these steps.
+        ``weights`` holds the sum of the row weights of each step; ``optimizer_state`` is the state before these steps.
         """
         arrays: dict[str, np.ndarray] = {}
         for one in {one.scalars_key: one for one in self._segments}.values():
@@ -307,13 +308,13 @@ class DeviceUpdate:
         return {name: self._vectors.new(array) for name, array in arrays.items()}
 
     def run(self, now: Mapping[str, DeviceArray]) -> None:
-        """Take the step whose scalars are ``now``."""
+        """Run all stages of one step; ``now`` holds its scalars by name."""
         for binding, names in self._calls:
             binding.run(**{name: now[key] for name, key in names.items()})
 
 
 def _scalar_name(one: SegmentUpdate, name: str) -> str:
-    """Return the key of a scalar of the update among those of a step."""
+    """Return the key, in the dict of a step's scalars, of the scalar ``name`` of the update of a segment."""
     return f"{name} {one.scalars_key}"
 
 
@@ -321,7 +322,7 @@ def _scalar_name(one: SegmentUpdate, name: str) -> str:
 
 
 ALIGNMENT = 64
-"""On a device each parameter begins at a multiple of so many elements: convolutions of cuDNN refuse other addresses."""
+"""Elements to whose multiples the parameters are aligned on a device: cuDNN's convolutions refuse other addresses."""
 
 
 class DeviceVectors:
@@ -332,7 +333,7 @@ class DeviceVectors:
     Attributes
     ----------
     layout : FlatParameters
-        Where the parameters lie on the device. It has zeros between them, which have no gradient.
+        The layout of the parameters on the device: aligned, with zeros between them, which have no gradient.
     buffer, gradient : DeviceArray
         Like those of :class:`~.parameters.FlatParameters`, in this layout.
     next_statistics : DeviceArray
@@ -352,8 +353,8 @@ class DeviceVectors:
         self._start = len(layout.vector)
         self.buffer, self.gradient = self.new(layout.buffer), self.new(layout.gradient)
         self.next_statistics = self.new(layout.statistics)
-        # a slot for all parameters is named by an identifier and has their layout; the name of one for a single
-        # parameter holds a slash
+        # A slot that spans all parameters has a plain identifier as its name, and their layout. A slot of a single
+        # parameter has a slash in its name.
         self._vectors = {name for name in optimizer_state.slots if name.isidentifier()}
         self.slots = {name: self.new(self._laid_out(name)) for name in optimizer_state.slots}
 
@@ -402,7 +403,7 @@ class DeviceVectors:
                 self._optimizer_state.slots[name][...] = slot.read()
 
     def _laid_out(self, name: str) -> np.ndarray:
-        """Return a slot of the host as the device holds it."""
+        """Return the optimizer slot ``name`` of the host, in the layout of the device."""
         slot = self._optimizer_state.slots[name]
         return self._spread(slot) if name in self._vectors else slot
 

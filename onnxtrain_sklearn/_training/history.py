@@ -22,10 +22,10 @@ import numpy as np
 from ..schedules import Progress
 
 KEPT = 100_000
-"""Most epochs that a curve keeps; it drops the earliest ones."""
+"""Largest number of epochs in a curve; the earliest ones are dropped."""
 
 KEPT_ROWS = 10_000
-"""Most epochs whose whole row a log keeps."""
+"""Largest number of epochs whose whole row a log keeps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class EpochLog:
     def plus(self, row: dict[str, Any]) -> EpochLog:
         """Return the log with one more row; it may share the list."""
         rows = self.rows
-        # Copy where another log has appended to the list already, and, now and then, to drop the rows that are too old.
+        # Copy the list if another log has already appended to it, and from time to time, to drop rows that are too old.
         if self.size != len(rows) or self.size >= 2 * KEPT_ROWS:
             rows = self.kept()
         rows.append(row)
@@ -176,17 +176,17 @@ class History:
 
     @property
     def loss_curve(self) -> list[float]:
-        """The losses that are kept."""
+        """The mean loss of each epoch that the curve still holds."""
         return self.losses.values()
 
     @property
     def validation_scores(self) -> list[float]:
-        """The scores that are kept."""
+        """The validation score of each epoch that the curve still holds."""
         return self.scores.values()
 
     @property
     def rows(self) -> EpochRows:
-        """A row for each epoch whose loss is kept; rows that the log has dropped hold only number and loss."""
+        """A row for each epoch in the loss curve; where the log has dropped a row, only number and loss are left."""
         known, losses = self.log.kept(), self.loss_curve
         first, missing = self.progress.epoch - len(losses) + 1, max(0, len(losses) - len(known))
         earlier = [{"epoch": first + i, "loss": loss} for i, loss in enumerate(losses[:missing])]
@@ -265,14 +265,14 @@ class ProgressReport(Protocol):
     """A report of progress that is updated after each epoch."""
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
-        """Report the last epoch, number ``done`` of the call."""
+        """Report the latest epoch; ``done`` is the number of epochs that this call has trained."""
 
     def end(self) -> None:
-        """Finish the line, so that others can print."""
+        """End an unfinished line, so that later output starts on a new line."""
 
 
 def report_of(verbose: int, epochs: int) -> ProgressReport:
-    """Return the report for ``verbose``: none for 0, a line for 1 where it can be rewritten, else a table."""
+    """Return the report for ``verbose``: none for 0, a line for 1 if the output can rewrite it, else a table."""
     if not verbose:
         return NoReport()
     output = sys.stdout
@@ -319,7 +319,7 @@ class ProgressLine:
         self._changed, self._line, self._length = -INTERVAL, "", 0
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
-        """Show the last epoch, unless the line was updated just before."""
+        """Show the latest epoch, unless the line was updated less than ``INTERVAL`` seconds ago."""
         self._shown += 1
         elapsed = time.perf_counter() - self._began
         bar = "#" * (WIDTH * done // self._epochs)

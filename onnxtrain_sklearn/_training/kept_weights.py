@@ -3,10 +3,10 @@
 ===================================  ===============================================================
 end of training                      weights that stay
 ===================================  ===============================================================
-``fit`` ends, or Ctrl-C              with early stopping the best ones, else the current ones
-Ctrl-C, current weights not finite   with early stopping the best ones, else the kept ones
-divergence                           the kept ones: of the last epoch whose first loss was finite
-another error                        those from the start of the epoch
+``fit`` ends, or Ctrl-C              with early stopping the best weights, else the current ones
+Ctrl-C, current weights not finite   with early stopping the best weights, else the kept ones
+divergence                           the kept weights: from the last epoch whose first loss was finite
+another error                        the weights from the start of the epoch
 ===================================  ===============================================================
 
 :class:`.Trainer` calls the methods; ``_estimators/fit.py`` publishes the result or rolls the whole call back.
@@ -27,7 +27,7 @@ from .step import TrainingStep
 
 
 class KeptWeights:
-    """The weights that a training may return to.
+    """Copies of weights that a training run may restore.
 
     Once an epoch, the weights of its first finite loss are kept in ``history.last_finite``; L-BFGS and fine-tuning
     renew them after each iteration. With validation scores, :meth:`.History.add_epoch` keeps the best ones

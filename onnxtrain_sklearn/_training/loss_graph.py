@@ -38,7 +38,7 @@ from .step_parts import OutputLoss, StepSettings, TotalLoss, TrainedPositions
 TARGET, WEIGHT, LOSS = "onnxtrain/y", "onnxtrain/sample_weight", "onnxtrain/loss"
 
 TABLE_CLASSES = 64
-"""Classes up to which one-hot rows are read from a table."""
+"""Largest number of classes for which one-hot rows are read from a table."""
 
 
 def training_graph(
@@ -51,8 +51,8 @@ def training_graph(
 ) -> ir.Model:
     """Return the forward graph for ``batch_size`` rows with target and weights as inputs.
 
-    With ``normalized`` the weights come divided by their sum, as a column, which saves their division in each step.
-    Its outputs are the loss and the next values of running statistics.
+    Its outputs are the loss and the next values of the running statistics. With ``normalized``, the caller has divided
+    the weights by their sum and passes them as a column, which saves the division in each step.
     """
     model = with_batch(
         template_of(graph.model), batch_size
@@ -76,7 +76,7 @@ def training_graph(
         columns = as_columns(op, scores, batch_size, settings.n_scores)
         loss = _mean_loss(op, settings, columns, y, sample_weight, of_pairs=graph.link == "votes")
     else:
-        # The mean over the members of their losses: each member sees every row, with its weight.
+        # An ensemble: the loss is the mean of the members' losses. Each member sees every row, with the row's weight.
         columns = rows_of_members(op, scores, graph.members, settings.n_scores, batch_size)
         width = None if settings.task == "multiclass" and not settings.soft else settings.n_scores
         y = repeated_rows(op, y, graph.members, width)
@@ -95,9 +95,9 @@ def training_graph(
 def _mean_loss(
     op: GraphBuilder, settings: StepSettings, scores: ir.Value, y: ir.Value, sample_weight: ir.Value, *, of_pairs: bool
 ) -> ir.Value:
-    """Emit the mean of the losses of rows, weighted by ``sample_weight``.
+    """Emit the mean loss of the rows, weighted by ``sample_weight``.
 
-    With ``of_pairs``, each score compares two classes.
+    With ``of_pairs``, each score compares two classes (one versus one).
     """
     assert isinstance(settings.loss, Loss)
     if settings.task == "multiclass" and of_pairs:
@@ -124,7 +124,7 @@ def _mean_loss_at_positions(
     sample_weight: ir.Value,
     batch_size: int,
 ) -> ir.Value:
-    """Emit the weighted mean over all labels; the weight of a label is that of its row times its share in the row."""
+    """Emit the weighted mean loss of all labels; a label weighs its row's weight times its share in the row."""
     rows, whole = batch_size * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
     if all(isinstance(size, int) for size in found) and found[:-1] != (batch_size, *positions.shape):
@@ -141,7 +141,7 @@ def _mean_loss_at_positions(
 def score_loss_graph(
     settings: StepSettings, shape: tuple[int, ...], dtype: DType, *, of_pairs: bool = False
 ) -> ir.Model:
-    """Return the graph of the mean loss of scores of a ``shape``, with the classes last, beside target and weights."""
+    """Return the graph of the mean loss; its inputs are scores of this ``shape`` (classes last), target and weights."""
     batch_size, kind = shape[0], ir_type(dtype)
     scores, sample_weight = ir.val("scores", kind, shape), ir.val(WEIGHT, kind, (batch_size,))
     y_shape, y_dtype = target_layout(settings, batch_size, dtype, settings.positions)
@@ -159,12 +159,12 @@ def score_loss_graph(
 
 
 def n_classes_of(pairs: int) -> int:
-    """Return the number of classes that have this number of pairs."""
+    """Return the number of classes k for which k (k - 1) / 2 equals ``pairs``."""
     return (1 + math.isqrt(1 + 8 * pairs)) // 2
 
 
 class TargetForm(Protocol):
-    """A decoding, or the settings of a step: what determines the layout of the target."""
+    """The attributes that determine the layout of the target; a decoding and the settings of a step have them."""
 
     @property
     def task(self) -> Task: ...
@@ -179,7 +179,7 @@ class TargetForm(Protocol):
 def target_layout(
     form: TargetForm, rows: int, dtype: DType, positions: TrainedPositions | None
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return shape and type of the target for ``rows`` rows: class indices, or one number per score."""
+    """Return the shape and the dtype of the target of ``rows`` rows: class indices, or one number per score."""
     if positions is not None:
         return (rows, math.prod(positions.shape)), np.dtype(np.int64)
     if form.task == "multiclass" and not form.soft:
@@ -190,18 +190,18 @@ def target_layout(
 def as_target(
     form: TargetForm, values: np.ndarray, dtype: DType, positions: TrainedPositions | None
 ) -> tuple[np.ndarray, np.dtype[Any]]:
-    """Return encoded targets in the shape in which a step reads them, and the type that it reads them as."""
+    """Return the encoded targets ``values`` in the shape that a step reads, and the dtype that it reads."""
     shape, kind = target_layout(form, len(values), dtype, positions)
-    if form.soft and form.task == "binary":  # a single score: the share of the second class
+    if form.soft and form.task == "binary":  # there is a single score, so keep only the share of the second class
         values = values[:, 1]
     return values.reshape(shape), kind
 
 
 def one_hot(op: GraphBuilder, y: ir.Value, n_classes: int, dtype: ir.DataType, *, ignores: bool = False) -> ir.Value:
-    """Return the one-hot encoding of the class indices ``y`` (N,); reading rows of a small table is faster.
+    """Return the one-hot encoding (N, n_classes) of the class indices ``y`` (N,).
 
-    Up to ``TABLE_CLASSES`` classes, an invalid index gives a row of NaN, unless the loss ``ignores`` labels of -1; with
-    more classes it gives a row of zeros.
+    Up to ``TABLE_CLASSES`` classes, Gather reads the rows from a table, which is faster than OneHot. There an invalid
+    index gives a row of NaN, unless the loss ``ignores`` labels of -1. With more classes it gives a row of zeros.
     """
     if n_classes <= TABLE_CLASSES:
         table = one_hot_table(n_classes).astype(dtype.numpy())
@@ -230,7 +230,7 @@ def ir_type(dtype: DType) -> ir.DataType:
 # weighted means, and a minibatch estimates it without bias. So padding, accumulation and full batches work as for a
 # single loss.
 #
-# The targets of all outputs are columns of one matrix, in the order of the outputs; the factors follow them.
+# One matrix holds the targets of all outputs as columns, in the order of the outputs, followed by the factors.
 
 
 def append_total_loss(
@@ -241,9 +241,9 @@ def append_total_loss(
     sample_weight: ir.Value,
     batch_size: int,
 ) -> ir.Value:
-    """Emit the mean over the rows, weighted by ``sample_weight`` (N,), of the sum of their losses; 0 if all are 0.
+    """Emit the mean, weighted by ``sample_weight`` (N,), of each row's sum of losses; 0 if all weights are 0.
 
-    ``scores`` are those of each output, ``y`` is the matrix of targets.
+    ``scores`` holds the scores of each output; ``y`` is the matrix of all targets.
     """
     count = len(total.outputs)
     parts = split_columns(op, y, [*(one.width for one in total.outputs), *([1] * count if total.has_factors else [])])
@@ -287,7 +287,7 @@ def _row_losses_at_positions(
     weight: ir.Value,
     batch_size: int,
 ) -> ir.Value:
-    """Emit the means over the labels of each row, by their weights; -1 stands for a label that does not count."""
+    """Emit, for each row, the weighted mean loss of its labels; a label of -1 is ignored."""
     whole = positions.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
     if all(isinstance(size, int) for size in found) and found[:-1] != (batch_size, *one.places):
@@ -295,7 +295,8 @@ def _row_losses_at_positions(
     labels = op.Cast(y, to=ir.DataType.INT64)
     shares = position_weights(op, labels, one.label_weights)
     every = op.Reshape(op.Mul(shares, op.Unsqueeze(weight, axes=[1])), [batch_size * one.width])
-    flat = op.Relu(op.Reshape(y, [batch_size * one.width, 1]))  # what does not count has a weight of zero
+    # Relu maps ignored labels (-1) to class 0; their weight of zero keeps them out of the mean.
+    flat = op.Relu(op.Reshape(y, [batch_size * one.width, 1]))
     columns = op.Reshape(whole, [batch_size * one.width, one.n_scores])
     losses = op.Reshape(_row_losses(op, one, columns, flat, every), [batch_size, one.width])
     return op.ReduceSum(op.Mul(losses, shares), axes=[1], keepdims=True)
@@ -306,7 +307,7 @@ def _row_losses(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value
     loss: RowLoss = one.loss
     if one.task == "multiclass" and one.link == "softmax" and takes_labels(one.loss, one.n_scores):
         loss, y = LossOfLabels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
-    elif one.task == "multiclass":  # the index of a class is exact as a float
+    elif one.task == "multiclass":  # the matrix of targets holds class indices as floats, which are exact
         y = op.Cast(op.Equal(y, np.arange(one.n_scores, dtype=op.dtype.numpy())), to=op.dtype)
     parts = {"scores": scores, "y": y, "weight": weight}
     return row_means(op, loss, **parts, link=one.link, groups=one.groups, ignores=one.ignores)
@@ -316,7 +317,7 @@ def _row_losses(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value
 
 
 MANY_CLASSES = 256
-"""Classes from which on the loss is computed from class indices."""
+"""Smallest number of classes for which the loss is computed from class indices."""
 
 
 @dataclass(frozen=True)
@@ -338,10 +339,10 @@ class LossOfLabels:
 
 
 def takes_labels(loss: Loss, n_classes: int) -> bool:
-    """Return True if there are many classes, and the loss takes their indices.
+    """Return True if there are at least ``MANY_CLASSES`` classes and the loss can read class indices (``of_labels``).
 
-    The class that defines ``__call__`` must also define ``of_labels``: a subclass that overrides ``__call__`` alone is
-    called with one-hot rows.
+    The class that defines ``__call__`` must also define ``of_labels``. A subclass that overrides only ``__call__`` gets
+    one-hot rows.
     """
     both = {"__call__", "of_labels"}
     owner = next(c for c in type(loss).__mro__ if both & vars(c).keys())

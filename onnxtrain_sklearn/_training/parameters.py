@@ -28,10 +28,10 @@ from ..optimizers.in_place import slots_for
 
 
 def owned(array: np.ndarray) -> np.ndarray:
-    """Return ``array``, or a copy if it must not be bound and trained in place.
+    """Return ``array``, or a copy if training must not write to it.
 
-    An unpickled array may be mapped from a file (``mmap_mode``, the workers of joblib), read-only or not: a session
-    that writes to it would crash the process or change the file.
+    An unpickled array may be memory-mapped from a file (``mmap_mode``, joblib's workers). A session that writes to it
+    would change the file or, if the array is read-only, crash the process.
     """
     if type(array) is np.ndarray and array.flags.owndata and array.flags.carray:
         return array
@@ -50,9 +50,9 @@ class FlatParameters:
     running_statistics : mapping of str to ndarray, optional
         Initial values of the running statistics.
     groups : mapping of str to tuple of float, optional
-        Sort keys: parameters of equal keys lie next to each other, those without one come first.
+        Sort keys by parameter. Parameters with equal keys are neighbors in the vector; those without a key come first.
     averages : bool, default=False
-        Whether there is a moving average of the parameters, which predicts in their place.
+        Whether to keep a moving average of the parameters, which predictions use instead of them.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class FlatParameters:
 
     @vector.setter
     def vector(self, value: np.ndarray) -> None:
-        # Steps are bound to the array, so another one would be ignored. ``vector *= 2`` assigns the array itself.
+        # Sessions are bound to this array, so they would ignore another one. ``vector *= 2`` assigns the same array.
         if value is not self._vector:
             raise AttributeError(
                 "parameters.vector cannot be replaced: training reads this array. Write new values into it: "
@@ -127,7 +127,7 @@ class FlatParameters:
         return self.buffer[start : self._spans[self.running_statistics[-1]].stop if self.running_statistics else start]
 
     def aligned(self, elements: int) -> FlatParameters:
-        """Return parameters and statistics that each begin at a multiple of ``elements``, with zeros in between."""
+        """Return a copy in which each parameter and statistic begins at a multiple of ``elements``; zeros fill the gaps."""
         twin, order = copy.copy(self), self.names + self.running_statistics
         sizes = {name: self._spans[name].stop - self._spans[name].start for name in order}
         starts = list(accumulate((-(-sizes[name] // elements) * elements for name in order), initial=0))
@@ -145,7 +145,7 @@ class FlatParameters:
         return twin
 
     def with_buffer(self, buffer: np.ndarray) -> FlatParameters:
-        """Return parameters whose numbers are those of another buffer of the same layout."""
+        """Return the same layout over another ``buffer``, which holds the values."""
         twin = copy.copy(self)
         twin.buffer = buffer
         twin._divide(len(self.vector))
@@ -176,9 +176,9 @@ class FlatParameters:
         return {name: self.view(name) for name in self.names + self.running_statistics}
 
     def prediction_views(self) -> dict[str, np.ndarray]:
-        """Return every parameter and statistic that predictions use, as a view: the average of the parameters if any.
+        """Return views of the values that predictions use, by name: of the parameters' average, or of the parameters.
 
-        Running statistics have no average: those of the last minibatch are used, as by ``torch.optim.swa_utils``.
+        Running statistics are not averaged. Predictions use the latest ones, as in ``torch.optim.swa_utils``.
         """
         views = self.views()
         if self.average is not None:
@@ -186,7 +186,7 @@ class FlatParameters:
         return views
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and statistic by name, as they are trained."""
+        """Return copies of all parameters and running statistics by name, not of the average."""
         return {name: view.copy() for name, view in self.views().items()}
 
 
@@ -225,11 +225,11 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return True if a parameter has this name or matches the glob pattern; ``.T`` marks a transposed matrix."""
+    """Return True if the glob ``pattern`` matches a parameter's name, with or without the ``.T`` of a transposed matrix."""
     return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".T"), pattern)
 
 
-# Segments of the flat vector, each of which is updated on its own, and the arrays of the optimizer's state.
+# Segments: slices of the flat vector that are updated separately. Slots: the arrays of the optimizer's state.
 #
 # An elementwise optimizer updates runs of neighboring parameters of equal factors (of the learning rate, of the weight
 # decay): scalars for each run work with any optimizer and with fused kernels, and are faster than a product with a
@@ -255,11 +255,12 @@ class Segment:
     ----------
     part : slice
     factors : Factors
-        Those of all parameters in it.
+        The factors of all parameters in the segment.
     optimizer : Optimizer
-        That of its parameters, its weight decay multiplied by their factor.
+        The optimizer of these parameters, with its weight decay multiplied by ``factors.decay``.
     parameter : Parameter or None
-        The one parameter that it holds, whose state has arrays of its own; None: the state has vectors for all.
+        The only parameter of the segment, if its optimizer state has arrays of its own. None if the state consists of
+        vectors that span all parameters.
     """
 
     part: slice
@@ -302,7 +303,7 @@ def updates_vectors(optimizer: Optimizer, parameters: FlatParameters) -> bool:
 
 
 def state_slots(optimizer: BaseOptimizer, parameters: FlatParameters) -> dict[str, Slot]:
-    """Return the arrays of the optimizer's state by name: a slot's, or ``slot/parameter`` where each has its own."""
+    """Return the slots of the optimizer's state by name: ``slot`` spans all parameters, ``slot/parameter`` has one."""
     if not isinstance(optimizer, Optimizer):
         return {}
     if updates_vectors(optimizer, parameters):
@@ -315,12 +316,12 @@ def state_slots(optimizer: BaseOptimizer, parameters: FlatParameters) -> dict[st
 
 
 def state_name(slot: str, parameter: Parameter | None) -> str:
-    """Return the name of the array of a slot in the optimizer's state."""
+    """Return the name, in the optimizer's state, of a slot that spans all parameters, or of that of one parameter."""
     return slot if parameter is None else f"{slot}/{parameter.name}"
 
 
 def with_decay_factor(optimizer: Optimizer, factor: float) -> Optimizer:
-    """Return the optimizer with its weight decay multiplied by ``factor``; one without weight decay is unchanged."""
+    """Return the optimizer with its weight decay, if it has one, multiplied by ``factor``."""
     decay = getattr(optimizer, "weight_decay", 0.0)
     if factor == 1 or not decay:
         return optimizer
@@ -330,7 +331,7 @@ def with_decay_factor(optimizer: Optimizer, factor: float) -> Optimizer:
 
 
 def require_rows_apart(optimizer: Optimizer) -> None:
-    """Raise unless single rows of a matrix can be updated."""
+    """Raise unless the optimizer can update single rows of a matrix."""
     if not optimizer.elementwise:
         raise ModelError(
             f"{type(optimizer).__name__}.update combines elements of a parameter, so single rows cannot be updated. "
@@ -344,12 +345,14 @@ def require_rows_apart(optimizer: Optimizer) -> None:
 _UNREAD = np.empty(0)
 
 MOST_NAMED = 8
-"""Parameters that a warning names."""
+"""Largest number of parameters that a warning names."""
 
 
 def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
-    """Return the names of the parameters that ``trainable`` selects, and the model with these among its parameters."""
-    # A constant that was not recognized as a weight becomes one if it is named in full.
+    """Return the model and the names of the parameters that ``trainable`` selects.
+
+    A constant that was not recognized as a weight becomes a parameter of the model if ``trainable`` names it in full.
+    """
     patterns = _patterns(trainable)
     initializers = template_of(graph.model).graph.initializers
     named = [name for name in patterns if isinstance(name, str) and name in graph.constants]
@@ -372,7 +375,7 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
 
     everything = isinstance(trainable, str) and trainable == "all"
     if graph.low_rank:
-        # The factors are trained, and what is selected beside them; the matrices that they change stay frozen.
+        # With low-rank adapters, train the factors and the other selected parameters; the adapted matrices stay frozen.
         factors, changed = factors_of_matrices(graph.low_rank), {one.matrix for one in graph.low_rank}
         if graph.quantized:
             _require_floats(graph, [*factors], everything=False)
@@ -387,7 +390,7 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
         _, names = selected(replace(graph, parameters=others, low_rank=()), trainable)
         return graph, [name for name in graph.parameters if name in factors.union(names)]
 
-    weights = graph.weights() if callable(trainable) else {}  # only predicates read the values, which may be large
+    weights = graph.weights() if callable(trainable) else {}  # only a predicate reads the values, which may be large
     names = select_trainable({name: weights.get(name, _UNREAD) for name in graph.parameters}, trainable)
     if graph.quantized:
         _require_floats(graph, names, everything=everything)
@@ -402,14 +405,14 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
 
 
 def _patterns(trainable: Trainable) -> list[str]:
-    """Return the names and patterns; none for a predicate."""
+    """Return ``trainable`` as a list of names and patterns; [] if it is a predicate."""
     if isinstance(trainable, str):
         return [trainable]
     return list(trainable) if isinstance(trainable, Iterable) and not callable(trainable) else []
 
 
 def warn_of_doubtful(graph: TrainableModel, names: Collection[str], trainable: Trainable) -> None:
-    """Warn of trained numbers that may be constants, unless the user has said what is trained."""
+    """Warn of trained scalars that may be constants of a formula, unless the user has set ``trainable``."""
     found = [name for name in graph.doubtful if name in names]
     if not found or not (isinstance(trainable, str) and trainable == "all"):
         return
@@ -424,7 +427,7 @@ def warn_of_doubtful(graph: TrainableModel, names: Collection[str], trainable: T
 
 
 def _require_floats(graph: TrainableModel, names: list[str], *, everything: bool) -> None:
-    """Raise if quantization would leave weights out, or give them no gradient."""
+    """Raise if quantization hides weights from training or blocks their gradients."""
     initializers = graph.model.graph.initializers
     free = [name for name in graph.parameters if not rounded(initializers[name])]
     holds_weights = any("QuantizeLinear" not in node for node in graph.quantized)  # integer products
@@ -436,10 +439,10 @@ def _require_floats(graph: TrainableModel, names: list[str], *, everything: bool
 
 
 def _warn_of_missed_matrices(graph: TrainableModel, trainable: Trainable, names: Collection[str]) -> None:
-    """Warn if a pattern such as ``"encoder.1.*"`` selects the bias of a product, and nothing selects its matrix.
+    """Warn if a pattern such as ``"encoder.1.*"`` selects the bias of a layer but not its matrix.
 
-    Exporters make up names for matrices that they transpose. Names in full and patterns such as ``"*.bias"`` are taken
-    to mean what they select.
+    This happens because exporters generate names for matrices that they transpose. There is no warning for full names
+    and patterns such as ``"*.bias"``, where the user evidently wants only the bias.
     """
     whole = [p for p in _patterns(trainable) if p.replace("/", ".").rpartition(".")[2] == "*" and p != "*"]
     biases = {name for name in names if any(matches(name, pattern) for pattern in whole)}
@@ -447,7 +450,7 @@ def _warn_of_missed_matrices(graph: TrainableModel, trainable: Trainable, names:
         return
     missed = dict[str, str]()
     for node in template_of(graph.model).graph.all_nodes():
-        # Each product of the node, as its bias and its matrix.
+        # The products that the node computes, each as a pair of its bias and its matrix.
         pairs: list[tuple[ir.Value | None, ir.Value | None]] = []
         if kind(node) in ("Conv", "ConvTranspose", "Gemm"):
             pairs = [(operand(node, 2), operand(node, 1))]
