@@ -388,12 +388,12 @@ def _names(wrt: str | Sequence[str]) -> list[str]:
 
 
 def _twice(engine: str) -> str:
-    """Return the engine for second derivatives: the gradients of ort-training have none."""
+    """Return the engine for second derivatives; ort-training cannot differentiate its own gradients."""
     return "portable" if checked_engine(engine) == "auto" else engine
 
 
 class _Term(NamedTuple):
-    """A summand of the scalar that is differentiated: the sum of products with a factor, or a scalar itself."""
+    """A summand of the differentiated scalar: ``sum(value * factor)``, or a value that is a scalar already."""
 
     value: str
     factor: str | None = None
@@ -422,7 +422,7 @@ class _Task:
         self.model.ir_version = max(4, self.model.ir_version)  # before, every initializer had to be an input
         self._outputs = [v.name or "" for v in graph.outputs]
 
-        # Find the values that are asked for.
+        # Find the values that ``wrt`` and ``of`` name.
         values = _values(graph)
         self.of = self._outputs[0] if of is None else of
         for argument, name in [("of", self.of), *(("wrt", name) for name in self.names)]:
@@ -488,7 +488,7 @@ class _Task:
                 raise ModelError(f"per_row=True takes values whose first axis is that of the rows; {name!r} has none.")
             if name in graph.initializers or name in self._defaults:
                 raise ModelError(f"per_row=True: {name!r} is a weight, which all rows share. Leave per_row out.")
-        # Cut at the names: rows may meet before them.
+        # Cut the graph at the values in ``wrt``: upstream of them, operators may mix rows.
         apart = self.model.clone()
         within = [name for name in self.names if values[name].producer() is not None]
         if self.of in within:
@@ -515,14 +515,14 @@ class _Task:
     def add_gradients(
         self, names: Sequence[str], terms: Sequence[_Term], engine: str, *, temporary: bool = False
     ) -> list[str]:
-        """Add the gradients of the sum of ``terms`` with respect to ``names``; return the names of these values.
+        """Add the gradients of the sum of ``terms`` with respect to ``names``; return the names of the gradients.
 
-        They are outputs called ``NAME_grad``, or if temporary, values whose names leave these free.
+        The gradients are outputs called ``NAME_grad``. If they are ``temporary``, they are values with other names.
         """
         graph = self.model.graph
         values = _values(graph)
         cuts = _cut(graph, [name for name in names if values[name].producer() is not None])
-        values = _values(graph)  # a name that was cut is now that of an input
+        values = _values(graph)  # after :func:`_cut`, the name of a cut value is that of an input
         op = GraphBuilder(graph, prefix="derivative")
 
         def product(value: ir.Value, factor: ir.Value) -> ir.Value:
@@ -560,7 +560,7 @@ class _Task:
         is_own = not total.is_graph_output()
         if is_own:
             graph.outputs.append(scalar(total))
-        # An engine calls its results NAME_grad: earlier ones of that name, as in a graph with gradients, step aside.
+        # An engine calls its results NAME_grad. Rename existing values of that name, such as gradients in the graph.
         values, aside = _values(graph), dict[str, str]()
         shown = Names(v.name for v in (*graph.inputs, *graph.outputs, *graph.initializers.values()) if v.name)
         numbered = {name: shown.numbered(f"{name}_grad", 2) for name in names}
@@ -573,7 +573,8 @@ class _Task:
         if is_own:
             graph.outputs.remove(outputs[total.name])
 
-        # The backward pass asks a product for its shape, which is that of the value: the product is not needed for it.
+        # The backward pass reads the shape of a product ``value * factor``. Take that of ``value``, so that
+        # the product need not be computed.
         for node in graph:
             source = node.inputs[0].producer() if node.op_type in ("Shape", "Size") and node.inputs[0] else None
             if source is not None and source.op_type == "Mul" and (source.name or "").startswith("derivative/"):
@@ -590,7 +591,7 @@ class _Task:
                 graph.outputs.remove(gradient)
                 gradient.name = taken.free(f"derivative/{name}_grad")
             elif f"{name}_grad" in aside:
-                if numbered[name] in values:  # a value within the graph is called so
+                if numbered[name] in values:  # a value within the graph already has this name
                     values[numbered[name]].name = taken.free(f"derivative/{numbered[name]}")
                 gradient.name = numbered[name]
             gradients.append(gradient.name or "")
@@ -599,7 +600,7 @@ class _Task:
         return gradients
 
     def name_output(self, value: str, name: str) -> str:
-        """Make a value an output under a free name, ``name`` or this name with a number; return the name."""
+        """Make a value an output called ``name``, or ``name_2`` if that name is taken; return the output's name."""
         graph = self.model.graph
         found = _values(graph)[value]
         if found.producer() is None or found.is_graph_output():
@@ -609,11 +610,11 @@ class _Task:
         return found.name
 
     def fill(self, cotangent: str) -> None:
-        """Replace an input on which the results depend only by whether its elements are zero.
+        """Replace the input ``cotangent``, on which the results depend only by where it is zero, by nonzero constants.
 
-        A gradient is linear in the cotangent, so that its own derivative does not depend on it, with one exception:
-        where a Where drops a result, rules replace a product by zero if the cotangent is zero. No two elements are
-        equal, so that sums of their multiples do not cancel.
+        A gradient is linear in the cotangent, so its derivative with respect to the cotangent does not depend on the
+        cotangent. There is one exception: where a Where drops a result, rules replace a product by zero if the
+        cotangent is zero. The numbers are all different, so that sums of their multiples do not cancel.
         """
         graph = self.model.graph
         like = _values(graph)[self.of]
@@ -656,7 +657,7 @@ class _Task:
             inner.graph.outputs.append(copy_type(inner.Identity(values[name]), values[name]))
         found = op.emit("Scan", positions, body=inner.graph, num_scan_inputs=1, outputs=len(gradients))
 
-        # The results hold the elements first.
+        # The first axis of each result of the Scan runs over the elements; reshape it to the axes of the value.
         results = []
         for name, value in zip(self.names, found, strict=True):
             source = values[name]
@@ -666,7 +667,7 @@ class _Task:
             if per_row:
                 value = op.Transpose(value, perm=[1, 0, *range(2, rank + 1)])
                 of_source = op.Slice(of_source, [1], [np.iinfo(np.int64).max])
-            empty = 1 if op.opset >= 14 else None  # of no rows, a size of 0 is a size and not "as before"
+            empty = 1 if op.opset >= 14 else None  # allowzero: with no rows, a size of 0 means 0, not "copy the size"
             value = op.Reshape(value, op.Concat(shape, of_source, axis=0), allowzero=empty)
             value.type = source.type
             rest = None if source.shape is None else list(source.shape)[1 if per_row else 0 :]
@@ -677,7 +678,7 @@ class _Task:
         return results
 
     def result(self, outputs: Sequence[str]) -> onnx.ModelProto:
-        """Return the model with its own outputs and these; compare its own with those of the given model."""
+        """Return the model with its original outputs and ``outputs``; check that the original outputs are unchanged."""
         graph = self.model.graph
         values = {v.name: v for v in graph.outputs}
         graph.outputs[:] = [values[name] for name in [*self._outputs, *outputs]]
@@ -694,8 +695,8 @@ class _Task:
         if session is None:
             require_result_loads(result, self._proto)
             return result
-        # The rewritten graph must compute the outputs of the given model; the tests of the package check the
-        # derivatives. What computes them may have inputs that the model lacks.
+        # The rewritten graph must compute the outputs of the given model. (The tests of the package check the
+        # derivatives.) The graph that computes derivatives may have inputs that the given model lacks.
         given = read(self._given)
         if {v.name for v in result.graph.input} - {v.name for v in given.graph.input} - self._defaults.keys():
             forward = self.model.clone()
@@ -707,7 +708,7 @@ class _Task:
 
 
 class _Cut(NamedTuple):
-    """A value that is read as an input: the name of what computes it, and whether that was an output before."""
+    """A value that is cut: the new name of the computed value, and whether it was an output of the graph before."""
 
     computed: str
     is_output: bool
@@ -720,7 +721,7 @@ def _values(graph: ir.Graph) -> dict[str, ir.Value]:
 
 
 def _holds_weights(value: ir.Value) -> bool:
-    """Return True for several floats that no operator reads as a setting."""
+    """Return True if ``value`` holds more than one float and no operator reads it as a setting."""
     array = None if not is_float(value) or value.const_value is None else value.const_value
     return (
         array is not None
@@ -740,7 +741,7 @@ def _name_free_axes(graph: ir.Graph) -> None:
 
 
 def _cut(graph: ir.Graph, names: Sequence[str]) -> dict[str, _Cut]:
-    """Let the readers of these computed values read inputs of their names instead; the values become outputs."""
+    """Cut the graph at computed values: their readers read inputs of the same names, and they become outputs."""
     cuts, values, taken = dict[str, _Cut](), _values(graph), names_of(graph)
     for name in names:
         value = values[name]

@@ -102,15 +102,15 @@ def differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: 
                 f"The graph already has a value named '{one}_grad', as the gradient of {one!r} is; rename it."
             )
 
-    # The engines get only names that affect the output. The gradient of an empty value is empty, whatever a kernel
-    # would return.
+    # Pass to the engines only names that affect the output. Leave out empty values, whose gradient is empty: a kernel
+    # may return something else.
     nodes = [step.node for step in path(graph, wrt, next(v for v in graph.outputs if v.name == of))]
     within = (inner for node in nodes for body in graphs_in(node) for inner in every_node(body))
     for node in filter(forbids_derivative, (*nodes, *within)):
         raise UnsupportedOperatorError(
-            f"{node_label(node)} cannot be differentiated: it is part of the gradient of a product (ReduceProd, "
-            f"CumProd or a Scatter that multiplies), which is right where a factor is zero but has no derivative there "
-            f"that is known. Write the product with Mul."
+            f"{node_label(node)} cannot be differentiated: it belongs to the gradient of a product (ReduceProd, "
+            f"CumProd or a Scatter that multiplies). That gradient is right, but where a factor is zero its own "
+            f"derivative is not known. Write the product with Mul."
         )
     empty = {v.name for v in [*graph.inputs, *graph.initializers.values()] if v.name and 0 in (dims(v) or [])}
     reached = {of} | {v.name for node in nodes for v in reads(node) if v.name} - empty
@@ -124,10 +124,10 @@ def differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: 
         except UnsupportedOperatorError as error:
             errors[name] = error
     else:
-        # "portable" supports the most operators, so its reason tells the most.
+        # Raise the error of "portable": it supports the most operators, so its reason is the most useful.
         raise errors.get("portable") or next(iter(errors.values()))
 
-    # Other names have zero gradients.
+    # Names that do not affect the output, and empty values, get gradients of zeros.
     op = GraphBuilder(result.graph, prefix="zero")
     values = {v.name: v for v in result.graph.inputs} | dict(result.graph.initializers)
     for one in wrt:

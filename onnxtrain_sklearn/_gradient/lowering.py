@@ -61,7 +61,7 @@ def _unknown_nodes(steps: Sequence[PathNode], known: Collection[str]) -> Iterato
 
 # --- Attention and rotary embeddings ---
 #
-# Queries whose keys are all masked give zeros and have zero gradients.
+# If all keys of a query are masked, its result is zero and its gradients are zero.
 
 
 def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
@@ -83,7 +83,7 @@ def _expand_attention(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | No
     if softcap:
         scores = op.Mul(op.Tanh(op.Mul(scores, 1.0 / softcap)), float(softcap))
 
-    # The allowed keys: of a causal mask those up to the position of the query, where past keys precede all queries.
+    # The allowed keys. A causal mask allows the keys up to the position of the query; past keys precede all queries.
     allowed = list[ir.Value]()
     if attribute(node, "is_causal", 0):
         rows, columns = (positions_along(op, scores, axis) for axis in (2, 3))
@@ -183,7 +183,7 @@ def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
 #
 # Each direction is one Scan over the time steps. The input projections of all steps are one product before the Scan; a
 # step computes only the recurrent product. Sizes and the number of steps may be symbolic, and the graph does not grow
-# with the latter. After its end, a shorter sequence keeps its state and gives zeros.
+# with the number of steps. After the end of a shorter sequence, its state stays and its outputs are zero.
 
 
 _Activation = Callable[[GraphBuilder, ir.Value], ir.Value]
@@ -201,7 +201,8 @@ RECURRENT_ACTIVATIONS: dict[str, tuple[tuple[float | None, float | None], Callab
     "tanh": ((None, None), lambda op, x, a, b: op.Tanh(x)),
     "thresholdedrelu": ((1.0, None), lambda op, x, a, b: op.ThresholdedRelu(x, alpha=a)),
 }
-"""For each activation the defaults of alpha and beta (None: not a parameter; NaN: required), and the function."""
+"""For each activation: the defaults of alpha and beta, and the function. None: there is no such parameter; NaN: the
+parameter is required."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +253,7 @@ def _rnn_step(s: _Step) -> list[ir.Value]:
 
 
 def _gru_step(s: _Step) -> list[ir.Value]:
-    """A GRU step; ``linear_before_reset`` says whether the reset gate applies before or after the recurrent product."""
+    """Emit a GRU step; with ``linear_before_reset``, the reset gate applies after the recurrent product."""
     op, (h,), size = s.op, s.states, s.d.size
     xz, xr, xh = s.parts(s.x, 3)
     if attribute(s.d.node, "linear_before_reset", 0):
@@ -270,7 +271,7 @@ def _gru_step(s: _Step) -> list[ir.Value]:
 
 
 def _lstm_step(s: _Step) -> list[ir.Value]:
-    """An LSTM step: gates i, o, f, c. Peepholes read the old cell state; the one of the output gate reads the new."""
+    """Emit an LSTM step (gates i, o, f, c). The output gate's peephole reads the new cell state, the others the old."""
     op, (h, c) = s.op, s.states
     i, o, f, g = s.parts(op.Add(s.x, op.MatMul(h, s.d.recurrence)), 4)
     if s.d.peepholes:
@@ -301,7 +302,8 @@ def _expand_recurrent(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     ends = [_one_direction(op, node, cell, i, backwards) for i, backwards in enumerate(ways)]
     results = []
     for k, parts in enumerate(zip(*ends, strict=True)):
-        axis = 1 if k == 0 else 0  # of the directions: (steps, directions, batch, size), and (directions, batch, size)
+        # Hidden states are (steps, directions, batch, size), final states (directions, batch, size).
+        axis = 1 if k == 0 else 0
         wide = [op.Unsqueeze(part, axes=[axis]) for part in parts]
         results.append(wide[0] if len(wide) == 1 else op.Concat(*wide, axis=axis))
     return results
@@ -341,11 +343,11 @@ def _one_direction(op: GraphBuilder, node: ir.Node, cell: _Cell, index: int, bac
     starts = [_start(op, x, size, operand(node, 5 + i), index) for i in range(cell.states)]
     scanned = [projected if bias is None else op.Add(projected, bias)]
 
-    # Sequences of different lengths: each step knows which of them go on.
+    # Sequences of different lengths: give each step a mask of the sequences that have not ended yet.
     if lengths is not None:
         steps = positions_along(op, x, 0)
         column = op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1])
-        scanned.append(op.Less(op.Unsqueeze(steps, axes=[1, 2]), column))  # the steps before a sequence's end
+        scanned.append(op.Less(op.Unsqueeze(steps, axes=[1, 2]), column))  # True before the end of a sequence
         begun = op.Greater(op.Unsqueeze(op.Cast(lengths, to=ir.DataType.INT64), axes=[1]), 0)
         starts = [op.Where(begun, start, 0.0) for start in starts]  # runtimes return zero states for empty sequences
 
@@ -365,7 +367,7 @@ def _batch(x: ir.Value) -> int | str | None:
 
 
 def _part(op: GraphBuilder, value: ir.Value | None, index: int) -> ir.Value:
-    """Return the slice of one direction."""
+    """Return the slice of ``value``, whose first axis is that of the directions, for one direction."""
     assert value is not None
     sizes = dims(value)
     one = value if sizes is not None and sizes[0] == 1 else op.Slice(value, [index], [index + 1], [0])
@@ -424,7 +426,7 @@ def _activations(node: ir.Node, cell: _Cell) -> list[_Activation]:
         raise unsupported(node, f"no gradient is known of its activation {unknown[0]}")
     known = [RECURRENT_ACTIVATIONS[name.lower()][0] for name in names]
     if node.op_type == "RNN" and any(None in given and any(given) for given in zip(*known, strict=True)):
-        raise unsupported(node, "runtimes count activation_alpha and activation_beta for all its directions")
+        raise unsupported(node, "runtimes disagree how activation_alpha and activation_beta belong to its directions")
     for name in names:
         (alpha, beta), function = RECURRENT_ACTIVATIONS[name.lower()]
         a, b = _next_parameter(node, name, alphas, alpha), _next_parameter(node, name, betas, beta)
@@ -476,7 +478,7 @@ def _element(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value | None]:
     if producer is not None and kind(producer) == "Optional":
         x = operand(producer, 0)
     elif x is None or isinstance(x.type, ir.OptionalType):
-        raise unsupported(node, "the optional that it reads is not made of a known value")
+        raise unsupported(node, "the optional that it reads holds a value that is not known before the graph runs")
     return [x]
 
 
@@ -484,7 +486,7 @@ def _members(op: GraphBuilder, node: ir.Node, value: ir.Value | None) -> Members
     """Return the elements of the sequence ``value``, an input of ``node``; refuse if they are unknown."""
     producer = None if value is None else value.producer()
     if producer is None or kind(producer) not in MAKERS:
-        raise unsupported(node, "the sequence that it reads is not made of known tensors")
+        raise unsupported(node, "the tensors of the sequence that it reads are not known before the graph runs")
     maker = MAKERS[kind(producer)]
     require(maker, producer)
     return maker.rule(op, producer)
@@ -525,7 +527,7 @@ def _split_members(op: GraphBuilder, node: ir.Node) -> Members:
     known = None if lengths is None else constant(lengths)
     if known is not None and known.ndim:
         sizes = [int(n) for n in known]
-    else:  # parts of one size, but for the last
+    else:  # all parts have one size; only the last may be smaller
         shape = dims(x)
         total = None if shape is None else shape[axis]
         if not isinstance(total, int) or (lengths is not None and known is None):

@@ -64,7 +64,7 @@ def differentiate(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
 def differentiate_as_built(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     """Differentiate like :func:`differentiate`, but keep the nodes that the builder emits, to compare them.
 
-    The graph may have the operators of :data:`FUSED`, which onnxruntime-training's transformers put into it.
+    The graph may hold the fused operators of :data:`FUSED`, which onnxruntime-training's graph transformers emit.
     """
     return _differentiate(model, wrt, of, {**PROVEN, **FUSED}, finish=lambda built: built)
 
@@ -86,7 +86,9 @@ def _differentiate(
             "Convert it: onnx.version_converter.convert_version(model, 18)."
         )
     if (stop := next(filter(stops_gradient, model.graph.all_nodes()), None)) is not None:
-        raise UnsupportedOperatorError(f"Node {stop.name!r} stops the gradient: engine='portable' does so.")
+        raise UnsupportedOperatorError(
+            f"Node {stop.name!r} stops the gradient, which ort-training does not support. Use engine='portable'."
+        )
 
     # If a subgraph reads a computed value of the graph, the builder ends the process, even off the path.
     for node in model.graph:
@@ -192,7 +194,7 @@ def _bias(step: PathNode) -> str | None:
 
 
 def _broadcast(step: PathNode, a: Dims | None, b: Dims | None) -> str | None:
-    """Refuse dimensions of different names: the builder assumes them equal. Unknown ones it resolves at run time."""
+    """Refuse to broadcast dimensions of different names, which the builder assumes equal; it resolves unnamed ones."""
     if a is None or b is None or None in a or None in b:
         return None if opset(step.node) >= 13 else "its shapes are not known, which needs opset 13 or newer"
     for m, n in zip(reversed(a), reversed(b), strict=False):
@@ -274,7 +276,7 @@ PROVEN: dict[str, Proven] = {
     "Conv": Supported(
         (
             _wrong("its auto_pad needs fixed sizes", lambda p: attribute(p.node, "auto_pad", "")[:4] == "SAME"),
-            _wrong(  # the kernel then depends on adjacent memory
+            _wrong(  # with such settings the kernel reads memory beside the tensor
                 "with groups, its gradient is wrong in other than two dimensions",
                 lambda p: attribute(p.node, "group", 1) > 1 and len(dims(p.node.inputs[1]) or ()) != 4,
             ),
@@ -398,7 +400,7 @@ def _relu_gradient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _column_sums(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """Sum over the rows of a matrix, as for a bias, by a product with ones (6 µs; ReduceSum 34 µs)."""
+    """Sum over the rows of a matrix, as for a bias, by a product with ones (6 µs) instead of ReduceSum (34 µs)."""
     matrix, axes = node.inputs[0], operand(node, 1)
     shape = dims(matrix)
     if matrix is None or matrix.dtype is None or axes is None or shape is None or len(shape) != 2:
@@ -411,14 +413,14 @@ def _column_sums(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 FASTER_FORMS: dict[str, Form] = {"com.microsoft.ReluGrad": _relu_gradient, "ReduceSum": _column_sums}
-"""Functions that emit the faster nodes, or return None where there is no gain, by operator."""
+"""For each operator, the function that emits its faster form; it returns None where there is no gain."""
 
 
 def use_faster_forms(model: ir.Model) -> ir.Model:
     """Replace nodes of ``model`` by their faster forms, in place."""
     for node in model.graph:
         if (node.name or "").startswith("AccumulateGrad_") and len(node.inputs) == 2:
-            node.op_type = "Add"  # of two gradients: onnxruntime fuses Gemm and Sum, and fails for some operands
+            node.op_type = "Add"  # for two gradients: onnxruntime fuses Gemm and Sum, and fails for some operands
     op = GraphBuilder(model.graph, prefix="fast")
     for operator, form in FASTER_FORMS.items():
         nodes = [n for n in model.graph if kind(n) == operator]
@@ -426,7 +428,7 @@ def use_faster_forms(model: ir.Model) -> ir.Model:
             faster = form(op, node)
             if faster is not None:
                 replace_node(op, node, [faster])
-        if nodes and "." in operator:  # nodes of other domains blocked shape inference; they are gone now
+        if nodes and "." in operator:  # the replaced nodes of another domain had blocked shape inference
             infer_shapes(model)
     model.graph.sort()
     return model
@@ -484,7 +486,7 @@ def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
 
 
 def _own_reads(op: GraphBuilder, step: PathNode) -> None:
-    """Read unwanted inputs through Identity: the builder defines all gradients, twice if two nodes share an input."""
+    """Read inputs without a gradient through Identity: the builder defines a shared input's gradient twice."""
     for i, x in enumerate(step.node.inputs):
         if x is not None and i not in step.inputs:
             read_through_identity(op, step.node, i)
@@ -505,7 +507,7 @@ def _prepare_where(op: GraphBuilder, step: PathNode) -> None:
 
 
 def _prepare_power(op: GraphBuilder, step: PathNode) -> None:
-    """As for Where, for the base; the exponent must have the type of the base."""
+    """Expand the base, as for Where, and cast the exponent to the type of the base."""
     base, exponent = step.node.inputs
     if base is not None and base.dtype is not None and exponent is not None and exponent.dtype is not base.dtype:
         step.node.replace_input_with(1, op.Cast(exponent, to=int(base.dtype)))
@@ -520,7 +522,7 @@ def _prepare_sqrt(op: GraphBuilder, step: PathNode) -> None:
 
 
 def _flatten_norm(op: GraphBuilder, step: PathNode) -> None:
-    """Where a norm is zero, compute zero times the root of one: the builder's derivative is infinite there."""
+    """Compute a norm of zero as zero times the root of one: the derivative of the root of zero is infinite."""
     node = step.node
     x, y = node.inputs[0], node.outputs[0]
     if x is None or x.dtype is None or not is_norm(node, step.inputs):
@@ -547,7 +549,7 @@ def _expand_operands(op: GraphBuilder, node: ir.Node, positions: Sequence[int]) 
 
 
 def _lift(op: GraphBuilder, step: PathNode) -> None:
-    """Reshape a scalar to a vector and back: the builder's constants have one axis, and so would the gradient."""
+    """Reshape a scalar to a vector and back: the builder's constants have one axis, so its gradient would too."""
     node = step.node
     if dims(node.outputs[0]) == []:
         vectors = [op.Reshape(x, [1]) if x is not None and is_float(x) else x for x in node.inputs]
@@ -614,7 +616,7 @@ def _prepare_layer_normalization(op: GraphBuilder, step: PathNode) -> None:
 
 
 def _prepare_clip(op: GraphBuilder, step: PathNode) -> None:
-    """Put Relu in place of a lower bound of zero if the derivative at it is zero: that of the kernel is one."""
+    """Replace a lower bound of zero by Relu if the derivative at the bound is to be 0: the Clip kernel gives 1."""
     node, x = step.node, operand(step.node, 0)
     if x is not None and is_open_clip(node) and clip_bounds(node)[0] == 0.0:
         node.replace_input_with(0, op.Relu(x))
@@ -649,7 +651,8 @@ PREPARE: dict[str, Prepare] = {
     "Pow": _prepare_power,
     "ReduceL2": _keep_axes,
     "ReduceLogSumExp": _keep_axes,
-    "SoftmaxCrossEntropyLoss": lambda op, step: _declare_outputs(op, step.node, 2),  # the builder needs the second
+    # The builder needs the second output, the log probabilities.
+    "SoftmaxCrossEntropyLoss": lambda op, step: _declare_outputs(op, step.node, 2),
     "Split": _prepare_split,
     "Sqrt": _prepare_sqrt,
     "Where": _prepare_where,

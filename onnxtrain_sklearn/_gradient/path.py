@@ -83,11 +83,11 @@ def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
 # --- Gradients that are right but cannot be differentiated again ---
 
 _ONCE = "gradient_without_derivative"
-"""Start of the name of a node on the way of such a gradient; a name is kept in the file of a graph."""
+"""Prefix of the names of nodes of such a gradient. Names mark these nodes because a saved graph keeps its names."""
 
 
 def forbid_derivative(value: ir.Value, taken: Names) -> ir.Value:
-    """Mark the node that computes ``value``: it replaces single numbers, right there but not in their neighborhood."""
+    """Mark the node that computes ``value``, a gradient that is right at a point but not in its neighborhood."""
     node = value.producer()
     assert node is not None
     node.name = taken.free(_ONCE)
@@ -108,13 +108,14 @@ _MOVES = frozenset("Concat Expand Flatten Gather Identity Reshape Slice Squeeze 
 """Operators that only move elements of their first operand (Concat: of all operands)."""
 
 _SUMS = frozenset("Add Mean ReduceMax ReduceMean ReduceMin ReduceSum Sum".split())
-"""Operators whose result is zero, and flat, only where the operands are."""
+"""Operators that keep flatness: their result is zero only where the operands are, and flat there if these are."""
 
 
 def is_norm(node: ir.Node, wanted: Collection[int]) -> bool:
-    """Return True for Sqrt, or Pow with an exponent from 1/2 to below 1, of a value that is flat where it is zero.
+    """Return True if ``node`` is a root of a value whose derivative is zero wherever the value is zero.
 
-    ``wanted`` are the positions of the operands with a gradient: a trained exponent may leave that range.
+    Roots are Sqrt, and Pow with an exponent of at least 1/2 and below 1. ``wanted`` holds the positions of the operands
+    that need a gradient: a trained exponent may leave that range.
     """
     if node.op_type == "Pow":
         power = number_of(node.inputs[1])
@@ -155,7 +156,8 @@ _FLAT: dict[str, Callable[[ir.Node], bool]] = {
     "ReduceSumSquare": lambda node: True,
     "Relu": lambda node: True,
 }
-"""Operators that are flat at zero whatever they read, with a condition; Relu and bounds are flat from the left."""
+"""Operators whose result is flat at zero for any operand, with a condition on the node. (Relu, Clip and Max are flat
+from the left.)"""
 
 
 # --- Results that a Where drops ---
@@ -180,7 +182,8 @@ _PASSED = (
         "Sin Slice Softplus Split Squeeze Sub Sum Tanh Transpose Unsqueeze Where Dropout".split()
     )
 )
-"""Operators that the marks pass. Products of matrices end them: they mix a dropped element with all others."""
+"""Operators through which :func:`mark_selected` passes its marks upstream. Matrix products stop the marks, because they
+mix a dropped element with all others."""
 
 
 def mark_selected(graph: ir.Graph) -> bool:

@@ -95,9 +95,9 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     sources = {v.name or "": v for v in [*graph.inputs, *graph.initializers.values()]}
     results = [_add_cotangents(op, cotangents.get(sources[name], [])) for name in wrt]
 
-    # Use faster forms of forward nodes; only now, as the rules read the original ones: matrix products for convolutions
-    # (those with constant kernels stay, as onnxruntime has blocked layouts for them), and for batch normalization
-    # statistics that the gradient shares.
+    # Replace forward nodes by faster forms, now that no rule reads the original nodes any more. Convolutions become
+    # matrix products, except with constant kernels, for which onnxruntime has blocked layouts. Batch normalization
+    # shares its statistics with its gradient.
     faster = {
         "Conv": convolution.multiply_convolution,
         "BatchNormalization": normalization.normalize_by_moments,
@@ -110,7 +110,7 @@ def _reverse_pass(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Model:
     if any(node.graph is None for node in nodes):
         graph.sort()
 
-    # Name the gradients. A constant, or a value with another name, needs an Identity of its own: no shared nodes.
+    # Name the gradients. A constant, or a value with another name, gets an Identity, which is never shared.
     apart = GraphBuilder(graph, prefix="gradient")
     for name, gradient in zip(wrt, results, strict=True):
         source = sources[name]
@@ -143,7 +143,7 @@ def _backward(op: GraphBuilder, steps: Sequence[PathNode], cotangents: Cotangent
 def _gradients(
     op: GraphBuilder, step: PathNode, totals: tuple[ir.Value | None, ...]
 ) -> list[tuple[ir.Value, ir.Value]]:
-    """Return the values that a node reads, with their cotangents, if they have one."""
+    """Return pairs of a value that the node reads and its nonzero cotangent, from the ``totals`` of the outputs."""
     node = step.node
     require_types(step)
     if kind(node) in subgraph_rules.RULES:
@@ -186,10 +186,9 @@ _BROADCASTING = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Sum Whe
 
 
 def simplify(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.Value]) -> None:
-    """Remove redundant Expand and Reshape nodes and products with one among the nodes ``own``, in place.
+    """Remove, among the nodes ``own``, redundant Expand and Reshape nodes and multiplications by 1, in place.
 
-    Shapes must be inferred before. The numbers in ``trained`` change from step to step, so a factor that begins as one
-    stays.
+    Shapes must have been inferred. A factor in ``trained`` stays even if it is 1 now, because it changes in each step.
     """
     for node in own:
         if node.op_type in _BROADCASTING and not node.domain:
@@ -200,13 +199,14 @@ def simplify(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.V
             product = node.outputs[0]
             for one, other in (node.inputs, node.inputs[::-1]):
                 if one not in trained and number_of(one) == 1 and other is not None:
-                    # The constant may have more axes, to which the other factor is broadcast.
+                    # Keep the product if it broadcasts the other factor to more axes.
                     same = dims(other) == dims(product) and fixed(dims(other)) and other.dtype is product.dtype
                     if same and not product.is_graph_output():
                         bypass(node, other)
                         break
         if node.op_type == "Reshape":
-            # The second of two Reshapes is enough, unless it copies sizes. onnxruntime 1.21 fails to load some pairs.
+            # Of two Reshapes in a row only the second is needed, unless it copies sizes from its operand. (onnxruntime
+            # 1.21 fails to load some pairs.)
             x, shape = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
             producer = None if x is None else x.producer()
             is_pair = producer is not None and (producer.domain, producer.op_type) == ("", "Reshape")
@@ -221,7 +221,8 @@ def _broadcasts_without_expand(node: ir.Node, index: int, x: ir.Value) -> bool:
     if producer is None or producer.op_type != "Expand" or not fixed(whole):
         return False
     shapes = [dims(producer.inputs[0] if i == index else v) for i, v in enumerate(node.inputs)]
-    # A Sum may broadcast one operand: onnxruntime's CUDA kernel adds two of three along different axes wrongly.
+    # Let a Sum broadcast only one operand: onnxruntime's CUDA kernel is wrong if two of three are broadcast along different
+    # axes.
     if node.op_type == "Sum" and any(shape != whole for i, shape in enumerate(shapes) if i != index):
         return False
     known = [tuple(shape) for shape in shapes if shape is not None and fixed(shape)]
@@ -230,11 +231,11 @@ def _broadcasts_without_expand(node: ir.Node, index: int, x: ir.Value) -> bool:
 
 # --- Common factors: ``c a ± c b`` becomes ``c (a ± b)`` for a column c ---
 #
-# Gradients of losses with respect to the scores are such sums, with the weights of the rows as the column.
+# The gradient of a loss with respect to the scores often has this form; the column holds the weights of the rows.
 
 
 class _Term(NamedTuple):
-    """The product of a column, or of its negative, with rows."""
+    """A product ``column * rows``, or with ``-column``."""
 
     negative: bool
     column: ir.Value
@@ -242,7 +243,7 @@ class _Term(NamedTuple):
 
 
 def factor_out_columns(graph: ir.Graph, own: Collection[ir.Node]) -> None:
-    """Rewrite the sums among the nodes ``own``, in place; shapes must be inferred before."""
+    """Factor columns out of the sums among the nodes ``own``, in place; shapes must have been inferred."""
     op, members = GraphBuilder(graph, prefix="gradient"), set(own)
     sums = [node for node in own if (node.domain, node.op_type) in (("", "Add"), ("", "Sub"))]
     if sum(_factor_out(op, node, members) for node in sums):
@@ -264,7 +265,7 @@ def _factor_out(op: GraphBuilder, node: ir.Node, own: Collection[ir.Node]) -> bo
 
 
 def _terms(value: ir.Value | None, own: Collection[ir.Node], reader: ir.Node) -> list[_Term]:
-    """Return a product by its column and its rows, twice if both factors are columns; empty if others read it."""
+    """Return the product ``value`` as a term, as two if both factors are columns, or [] if other nodes read it."""
     node, size = None if value is None else value.producer(), dims(reader.outputs[0])
     if node is None or node not in own or (node.domain, node.op_type) != ("", "Mul") or not fixed(size) or not size:
         return []

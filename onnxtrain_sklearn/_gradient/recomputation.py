@@ -1,9 +1,9 @@
 """Recompute activations in the backward pass (gradient checkpointing), as an edit of a gradient graph.
 
 :func:`recompute_activations` cuts the forward pass into segments of about equal memory, at places that few values
-cross. The crossing values are kept; the others are computed a second time where the backward pass needs them. Two
-things must not happen to the copies: onnxruntime's graph optimizers must not merge them with the originals, to which
-they are equal, and they must not run before the backward pass gets there. So a segment's copies read their inputs
+cross. The crossing values are kept; the others are computed a second time, by copies of the segment's nodes, where the
+backward pass needs them. onnxruntime's graph optimizers must not merge these copies with the original nodes, which are
+equal, and the copies must not run before the backward pass reaches the segment. So a segment's copies read their inputs
 through ``Where(b, x, x)``, where ``b`` depends on a gradient that reaches the segment: whatever ``b`` is, the result is
 ``x``, to the bit.
 
@@ -27,7 +27,7 @@ from .subgraph_rules import RANDOM
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _KEPT_OPERATORS = RANDOM | {"Dropout", "If", "Loop", "Scan"}
-"""Operators whose results are kept, as they draw random numbers or hold graphs."""
+"""Operators whose results are never recomputed, because they draw random numbers or contain subgraphs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ def recompute_activations(model: ir.Model, data: Collection[str]) -> int:
             activations.update(node.outputs)
     segments = _segments([node for node in graph if node in forward], forward, activations)
 
-    # The nodes of the backward pass that depend on each segment; the last segment is the first that it reaches.
+    # For each segment, find the backward nodes that depend on it. The backward pass reaches the last segment first.
     reached = list[set[ir.Node]]()
     for segment in segments:
         found, values = set[ir.Node](), set(segment.inner)
@@ -95,11 +95,11 @@ def recompute_activations(model: ir.Model, data: Collection[str]) -> int:
 
 
 def _segments(nodes: Sequence[ir.Node], forward: set[ir.Node], activations: set[ir.Value]) -> list[_Segment]:
-    """Return the segments except the last one, whose values the backward pass reads at once."""
+    """Return all segments but the last, which need not be recomputed: the backward pass reads its values first."""
     sizes = [sum(_activation_bytes(v) for v in node.outputs if v in activations) for node in nodes]
     place = {node: i for i, node in enumerate(nodes)}
     last = {v: max((place[u] for u, _ in v.uses() if u in forward), default=-1) for n in nodes for v in n.outputs}
-    crossing = np.zeros(len(nodes) + 1)  # bytes computed before a place and read after it
+    crossing = np.zeros(len(nodes) + 1)  # for each position between nodes: bytes computed before it and read after it
     for node in nodes:
         for value in node.outputs:
             if value in activations and last[value] > place[node]:
@@ -113,9 +113,10 @@ def _segments(nodes: Sequence[ir.Node], forward: set[ir.Node], activations: set[
 
 
 def _cuts(memory: np.ndarray, crossing: np.ndarray) -> list[int]:
-    """Return where segments begin: near their shares of the memory, each where the fewest bytes cross.
+    """Return the positions of the nodes at which segments begin.
 
-    With about the square root of the number of activations, kept values and those of one segment take equal memory.
+    The segments take about equal parts of ``memory``; each begins nearby where the fewest bytes cross. Their number is
+    about the square root of the number of activations: then the kept values take as much memory as those of a segment.
     """
     moments = int(np.count_nonzero(np.diff(memory)))  # nodes that compute activations
     count, total = max(1, round(math.sqrt(moments / 2))), memory[-1]
@@ -144,7 +145,7 @@ def _compute_again(
     """Recompute the values of a segment that the backward pass reads; return True if there are any."""
     wanted = {v for v in segment.inner if v.dtype in _FLOATS and any(user in readers for user, _ in v.uses())}
 
-    # The nodes that compute them from the kept values, in order, without nodes that cannot run twice.
+    # Collect the nodes that compute the missing values from the kept ones, except nodes that cannot run twice.
     missing, copied = set(wanted), list[ir.Node]()
     for node in reversed(segment.nodes):
         if missing.isdisjoint(node.outputs):
@@ -157,7 +158,7 @@ def _compute_again(
     if not copied:
         return False
 
-    # The gate: the latest gradient that is known before a value of this segment, or of an earlier one, is read.
+    # Choose the gate: the latest gradient that is computed before any value of this or of an earlier segment is read.
     order = {node: i for i, node in enumerate(op.graph)}
     first = min(order[u] for v in wanted for u, _ in v.uses() if u in readers and u.graph is op.graph)
     known: list[tuple[int, ir.Value]] = []
@@ -173,7 +174,7 @@ def _compute_again(
     gate = max(known, key=lambda one: one[0])[1]
     assert gate.dtype is not None
 
-    # The copies, which wait for the gate.
+    # Emit the copies, which wait for the gate.
     signal = op.Greater(op.Gather(op.Reshape(gate, [-1]), 0), np.zeros((), gate.dtype.numpy()))
     values = _copies(op, copied, signal, activations)
     for value in wanted:

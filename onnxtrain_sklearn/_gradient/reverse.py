@@ -85,7 +85,7 @@ class Reverse:
         return value
 
     def further_output(self, index: int, dtype: ir.DataType, shape: ir.Shape | None = None) -> ir.Value:
-        """Return an optional output of the forward node, added if the node does not have it yet."""
+        """Return the optional output ``index`` of the forward node, which is added if the node does not have it."""
         self.node.resize_outputs(max(index + 1, len(self.node.outputs)))
         for value in self.node.outputs:
             value.name = value.name or ""
@@ -132,9 +132,10 @@ class Reverse:
         return MISSING in self.node.meta or SELECTED in self.node.meta
 
     def keep_zeros(self, value: ir.Value, slope: ir.Value | None = None, by: ir.Value | None = None) -> ir.Value:
-        """Return ``value``, a product with ``slope``; zero where the slope is zero if a Where selects the result.
+        """Return ``value``, which is ``slope * by``; if a Where selects the result, with zeros where ``slope`` is zero.
 
-        By default the slope is the first cotangent. ``by`` is the other factor: a finite constant cannot make zero NaN.
+        By default ``slope`` is the first cotangent. If ``by`` is a finite constant, the product needs no correction,
+        because zero times it is zero.
         """
         known = None if by is None else constant(by)
         if not self.is_selected or (known is not None and np.isfinite(known).all()):
@@ -154,7 +155,7 @@ def require_types(step: PathNode) -> None:
 
 
 def require(known: Supported[object], node: ir.Node, through: Collection[int] = ()) -> None:
-    """Refuse a node with settings that its rule does not support, or a gradient ``through`` such outputs."""
+    """Refuse ``node`` if its rule does not support its settings, or a gradient ``through`` these outputs."""
     reason = known.unknown(node) or known.missing(node, through)
     if reason:
         raise unsupported(node, reason)
@@ -170,8 +171,8 @@ def sum_to(r: Reverse, value: ir.Value, source: Dims | None, target: ir.Value) -
     sizes = dims(target)
     axes = broadcast_axes(source, sizes)
     if axes is None:
-        # Find the axes at run time: those whose sizes differ once the shapes are right-aligned. Pad adds the leading
-        # ones to the shape: from Expand or ConstantOfShape, onnxruntime would infer too many and refuse the graph.
+        # Find the axes at run time: those whose sizes differ once the shapes are right-aligned. Pad prepends the sizes
+        # of 1; with Expand or ConstantOfShape, onnxruntime would infer a wrong rank and refuse the graph.
         r.need_opset(13, "its gradient, with shapes that are not known,")
         op = r.op
         shape, wide = op.Shape(target), op.Shape(value)
@@ -202,7 +203,7 @@ def sum_over(r: Reverse, value: ir.Value, source: Dims, axes: list[int]) -> ir.V
 
 
 def broadcast_axes(source: Dims | None, target: Dims | None) -> list[int] | None:
-    """Return the axes of ``source`` along which ``target`` was broadcast; None if only a run can tell."""
+    """Return the axes of ``source`` along which ``target`` was broadcast; None if they are known only at run time."""
     if source is None or target is None:
         return None
     lead = len(source) - len(target)
@@ -271,7 +272,7 @@ def scatter_flat(r: Reverse, cotangent: ir.Value, index: ir.Value, like: ir.Valu
 def scatter_add(
     r: Reverse, zeros: ir.Value, index: ir.Value, cotangent: ir.Value, axis: int, *, repeats: bool
 ) -> ir.Value:
-    """Scatter ``cotangent`` into ``zeros`` at ``index``; repeated indices need an operator that accumulates."""
+    """Add ``cotangent`` to ``zeros`` at ``index``; with ``repeats``, use an operator that accumulates."""
     if not repeats:
         return r.op.ScatterElements(zeros, index, cotangent, axis=axis)
     r.need_opset(16, "its gradient, which adds up,")

@@ -130,7 +130,7 @@ def _if_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
 
 @dataclass(frozen=True)
 class _Scanned:
-    """A scan input of the node: one slice is read per iteration; ``backwards``: from the last slice to the first."""
+    """A tensor of which each iteration reads one slice; with ``backwards``, from the last slice to the first."""
 
     value: ir.Value
     axis: int
@@ -202,7 +202,7 @@ def _iterations_back(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value
     captured = flow.captured("body")
     carried, sliced = _carried_and_sliced(flow, frame, captured)
     for state in carried:
-        # The cotangent of a state is a state of a Scan, which keeps its size.
+        # The cotangent of a state is carried by a Scan, whose states cannot change their size.
         value = flow.graph("body").inputs[state[2]]
         before, held = dims(flow.node.inputs[state[0]]), dims(value)
         if flow.node.op_type == "Loop" and before is not None and held is not None and before != held:
@@ -227,7 +227,7 @@ def _iterations_back(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value
     totals = [copy_type(body.op.Add(a, b), a) for a, b in zip(sums, cotangents[first:last], strict=True)]
     body.end_with([*cotangents[:first], *totals, *cotangents[last:]], wanted)
 
-    # The original inputs that are still read become slices, too: the forward node records its states.
+    # The iteration's original inputs that are still read become slices, too: the forward node records its states.
     needed = [i for i, value in enumerate(inputs) if value.uses()]
     if not scans and not needed:
         needed = [next(iter(frame.scanned), 0)]  # a Scan takes its number of iterations from its slices
@@ -259,9 +259,10 @@ def _iterations_back(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value
 def _scan_back(
     flow: Flow, starts: Sequence[ir.Value], slices: Sequence[ir.Value], settings: dict[str, Any]
 ) -> Sequence[ir.Value]:
-    """Emit the Scan; inside an If for a Loop that may not iterate: onnxruntime cannot scan a tensor of length 0."""
+    """Emit the Scan. For a Loop that may run no iteration, put it in an If: onnxruntime cannot scan a length of 0."""
     inputs = [*starts, *slices]
-    limits = [x for i in (0, 1) if (x := operand(flow.node, i)) is not None]  # of a Loop: most iterations, condition
+    # A Loop has two limits, the largest number of iterations and the condition.
+    limits = [x for i in (0, 1) if (x := operand(flow.node, i)) is not None]
     if flow.node.op_type == "Scan" or all((n := constant(x)) is not None and n.item() > 0 for x in limits):
         return flow.op.emit("Scan", *inputs, outputs=len(settings["body"].outputs), **settings)
     rounds = flow.op.Gather(flow.op.Shape(slices[0]), np.int64(0))

@@ -198,7 +198,7 @@ class DeviceStep(OneProcess):
         self._loaded = batches
 
     def _order(self, minibatches: Sequence[Minibatch], passes: Sequence[DevicePass]) -> tuple[DeviceArray, DeviceArray]:
-        """Upload the row indices and the row weights of all minibatches, each as one vector padded like the minibatches."""
+        """Upload the row indices and the row weights of all padded minibatches, each as one vector."""
         order, weights = [], []
         for (rows, own, _, _), one in zip(minibatches, passes, strict=True):
             missing = len(one.buffers.sample_weight) - len(rows)

@@ -127,7 +127,7 @@ class FlatParameters:
         return self.buffer[start : self._spans[self.running_statistics[-1]].stop if self.running_statistics else start]
 
     def aligned(self, elements: int) -> FlatParameters:
-        """Return a copy in which each parameter and statistic begins at a multiple of ``elements``; zeros fill the gaps."""
+        """Return a copy in which every array begins at a multiple of ``elements``; zeros fill the gaps."""
         twin, order = copy.copy(self), self.names + self.running_statistics
         sizes = {name: self._spans[name].stop - self._spans[name].start for name in order}
         starts = list(accumulate((-(-sizes[name] // elements) * elements for name in order), initial=0))
@@ -225,7 +225,7 @@ def select_trainable(weights: Mapping[str, np.ndarray], trainable: Trainable) ->
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return True if the glob ``pattern`` matches a parameter's name, with or without the ``.T`` of a transposed matrix."""
+    """Return True if ``name``, with or without the ``.T`` of a transposed matrix, matches the glob ``pattern``."""
     return name == pattern or fnmatchcase(name, pattern) or fnmatchcase(name.removesuffix(".T"), pattern)
 
 

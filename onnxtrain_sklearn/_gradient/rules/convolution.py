@@ -23,7 +23,7 @@ from .windows import Windows, layout_of, spatial_sizes, windows_of
 
 
 def multiply_convolution(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace a convolution by matrix products where they are faster."""
+    """Replace the Conv node by matrix products if these are faster, in place."""
     r = Reverse(op, node, (), frozenset())
     kernel = dims(r.x(1))
     if not (fixed(dims(r.x())) and fixed(kernel)):
@@ -61,7 +61,8 @@ def _kernel_cotangent(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: i
 def _scatter_windows(r: Reverse, g: ir.Value, kernel: ir.Value, w: Windows, group: int) -> ir.Value:
     """Add each window's cotangent, times the kernel, to the elements that the window read."""
     op, unread = r.op, _unread_sizes(r.x(), r.y, w)
-    # Where padding is even and windows read every element, ConvTranspose crops by itself; else Pad crops and pads.
+    # If the padding is equal on both sides and windows read every element, ConvTranspose itself crops the result; else
+    # Pad crops and pads it.
     even = w.begin == w.end and unread is not None and not any(unread)
     pads = w.begin + w.end if even else None
     full = op.ConvTranspose(g, kernel, strides=w.strides, dilations=w.dilations, group=group, pads=pads)
@@ -112,20 +113,20 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
         parts = op.Transpose(parts, perm=[2, 1, 0, *range(3, 1 + r.rank())])
         rows = op.Reshape(parts, _shape_with_lead(op, [channels, -1], sizes))
     unread, end = _unread_sizes(x, g, w), w.end
-    if unread is not None:  # padding that no window reads is left out
+    if unread is not None:  # leave out padding that no window reads
         end = [max(pad - max(n, 0), 0) for pad, n in zip(w.end, unread, strict=True)]
         unread = [n - pad + left for n, pad, left in zip(unread, w.end, end, strict=True)]
-    # The cotangents are the kernel: it moves by the dilation of the windows, and is dilated by their stride.
+    # The cotangents act as the kernel: its stride is the dilation of the windows, and its dilation is their stride.
     result = op.Conv(
         rows, cotangents, group=group, strides=w.dilations, dilations=w.strides, pads=w.begin + end, kernel_shape=None
     )
     if unread is None or any(n >= dilation for n, dilation in zip(unread, w.dilations, strict=True)):
-        result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)  # positions that no kernel element has
+        result = op.Slice(result, [0] * len(spatial), w.kernel, spatial)  # drop positions beyond the kernel's size
     return op.Transpose(result, perm=[1, 0, *spatial])
 
 
 def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:
-    """As for Conv, with input and output exchanged."""
+    """Apply the rule of Conv with input and output exchanged."""
     kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
     w, group = _transposed_windows(r, kernel), r.attribute("group", 1)
     settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
@@ -161,7 +162,7 @@ def _pooling_windows(r: Reverse) -> Windows:
 
 
 def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    """MaxPool returns the indices of the maxima; overlapping windows may repeat one."""
+    """Send each cotangent to its window's maximum, whose index MaxPool returns; overlapping windows may share one."""
     w = _pooling_windows(r)
     if r.attribute("storage_order", 0):
         # The node's own indices are column-major; a second MaxPool returns row-major ones.
@@ -179,10 +180,10 @@ def _max_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Gather at the indices. Runtimes count them in the output, whose shape must therefore be that of the windows."""
+    """Gather the cotangent at the indices, which refer to an output of the shape that the windows give."""
     w = _pooling_windows(r)
     if r.has(2):
-        # The gradient of a MaxPool knows all sizes but that of the batch, and reads its output_shape from the data.
+        # The gradient of a MaxPool passes output_shape as a computed value, though all sizes but the batch are fixed.
         steps, sizes = spatial_sizes(r, r.x()), (dims(r.y) or [None])[2:]
         if constant(r.x(2)) is not None or not fixed(sizes) or not sizes:
             sizes = r.constant(2, "its output_shape")[2:].tolist()
@@ -202,7 +203,7 @@ def _average_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _counts(w: Windows, sizes: list[int], steps: list[int], padded: bool) -> np.ndarray:
-    """Return how many elements each window averages; elements beyond the padding (ceil_mode) never count."""
+    """Return the number of elements that each window averages, without those beyond the padding (``ceil_mode``)."""
     total = np.ones(())
     for i, size in enumerate(sizes):
         reads = np.arange(steps[i])[:, None] * w.strides[i] + np.arange(w.kernel[i]) * w.dilations[i] - w.begin[i]
@@ -230,7 +231,7 @@ def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Valu
 
 
 def _col2im_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Im2col of the cotangent: a convolution with one one-hot kernel per element of a block."""
+    """Return the im2col of the cotangent: a convolution with a one-hot kernel for each element of a block."""
     op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
     w, elements = windows_of(r, list(block)), int(np.prod(block))
     kernel = np.eye(elements, dtype=op.dtype.numpy()).reshape(elements, 1, *block)
@@ -246,7 +247,7 @@ def _global_average_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _global_max_rule(r: Reverse) -> Sequence[Thunk]:
-    """Equal maxima share the gradient."""
+    """Divide the cotangent equally among equal maxima."""
     op = r.op
     hits = mask(op, op.Equal(r.x(), r.y))
     total = op.ReduceSum(hits, axes=list(range(2, r.rank())), keepdims=True)

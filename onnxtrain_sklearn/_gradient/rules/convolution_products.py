@@ -57,7 +57,7 @@ class Tuning:
     """With fewer output channels, adding patches up costs more than their product saves."""
 
     few_reads: int = 768
-    """A constant matrix that says which pixel is read where is slower than slices if it has more elements."""
+    """If it has more elements than this, the constant matrix of 0 and 1 that reads patches is slower than slices."""
 
     short_line: int = 16
     """Band matrices of longer lines hold too many zeros."""
@@ -67,10 +67,10 @@ class Tuning:
     of the time, on 14 to 16 pixels with 32 images 0.6 to 0.9."""
 
     few_elements: int = 320
-    """A channel's whole matrix takes longer to make than it saves if it has more elements than this per image,"""
+    """A channel's whole matrix takes longer to make than it saves if it has more elements than this per image."""
 
     many_elements: int = 4096
-    """or more than this in all."""
+    """A channel's whole matrix takes longer to make than it saves if it has more elements than this."""
 
     # Winograd's algorithm: python benchmarks/convolutions.py --layers
 
@@ -78,13 +78,14 @@ class Tuning:
     """The sums are products with matrices as long as a line: on longer lines they cost more than they save."""
 
     few_tiles: int = 32
-    """With fewer tiles in all images, reading the sums of the kernel takes longer than the products that it saves;"""
+    """With fewer tiles in all images, reading the sums of the kernel takes longer than the saved products."""
 
     few_small_images: int = 8
-    """so it does with fewer images of 2x2,"""
+    """With fewer images of 2x2, reading the sums of the kernel takes longer than the saved products."""
 
     large_kernel: int = 8192
-    """and with more pairs of channels for each tile, unless the sums are few beside the elements of the kernel."""
+    """With more pairs of an input and an output channel for each tile, reading the sums takes longer than the saved
+    products, unless the sums are few compared with the elements of the kernel."""
 
 
 TUNING = Tuning()
@@ -125,7 +126,7 @@ def kernel_cotangent(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> i
 
 
 def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value | None:
-    """Return the gradient of the input in a form faster than a transposed convolution; None: there is none."""
+    """Return the gradient of the input in a form that is faster than ConvTranspose, or None if there is none."""
     if _in_tiles(op, c):
         return input_cotangent_by_tiles(op, c, kernel, g)
     if _in_whole_matrices(c):
@@ -149,9 +150,9 @@ def input_cotangent(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) 
 
 
 def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
-    """Return True if Winograd's algorithm is faster: its sums cost relatively less the more channels a line has.
+    """Return True if Winograd's algorithm is faster; the more channels there are, the less its sums cost relatively.
 
-    Float16 cannot hold a sum of four large pixels, and rounding the sums to it doubles the error.
+    It is not used for float16, which cannot hold a sum of four large pixels; rounding the sums would double the error.
     """
     axes, w = len(c.sizes), c.windows
     plain = c.groups == 1 and c.dense and set(w.dilations) == {1}
@@ -172,12 +173,12 @@ def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
 
 
 def _rows(w: Windows) -> int:
-    """Return the number of elements of a window that are not along its last axis."""
+    """Return the number of rows of a window: the product of its sizes along all axes but the last."""
     return int(np.prod(w.kernel[:-1]))
 
 
 def _swapped(op: GraphBuilder, value: ir.Value, rank: int) -> ir.Value:
-    """Exchange images and channels."""
+    """Return ``value`` with the first two axes, images and channels, exchanged."""
     swapped = op.Transpose(value, perm=[1, 0, *range(2, rank + 2)])
     return apart_from_products(op, swapped) if rank == 1 else swapped
 
@@ -217,17 +218,17 @@ def _patches(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
 
 
 def _reads_each(c: Layout) -> bool:
-    """Return True if each position reads one pixel and all pixels are read in order."""
+    """Return True if each position reads one pixel, and together they read all pixels in order (1x1 kernels)."""
     return c.taps == 1 and c.dense and not any(c.windows.begin + c.windows.end)
 
 
 def _reads_few(c: Layout) -> bool:
-    """Return True if the constant matrix of pixels by position is small: then images are the last axis."""
+    """Return True if the constant matrix that reads patches is small; then the images become the last axis."""
     return c.taps * c.positions * math.prod(c.sizes) <= TUNING.few_reads
 
 
 def _reads(op: GraphBuilder, c: Layout) -> np.ndarray:
-    """Return 1 where an element of the kernel reads a pixel at a position, else 0: (taps * positions, pixels)."""
+    """Return the matrix (taps * positions, pixels): 1 where a kernel element at a position reads the pixel, else 0."""
     w, n, axes = c.windows, len(c.sizes), list[np.ndarray]()
     for axis in range(n):  # (elements, positions, pixels) of each axis
         elements, positions = np.arange(w.kernel[axis])[:, None], np.arange(c.steps[axis])
@@ -249,12 +250,12 @@ def _images_first(op: GraphBuilder, c: Layout, rows: ir.Value, sizes: Sequence[i
 
 
 def _positions_of(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
-    """Return values of the output as (channels, images * positions)."""
+    """Reshape ``g``, values of the output, to (channels, images * positions)."""
     return op.Reshape(_swapped(op, g, len(c.steps)), [c.outputs, -1])
 
 
 def _beside_patches(op: GraphBuilder, c: Layout, g: ir.Value) -> ir.Value:
-    """Return values of the output as (channels, positions of all images), in the order of the patches."""
+    """Reshape ``g``, values of the output, to (channels, positions of all images), in the order of the patches."""
     return op.Reshape(_images_last(op, c, g), [c.outputs, -1]) if _reads_few(c) else _positions_of(op, c, g)
 
 
@@ -341,13 +342,13 @@ def _whole_matrices(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
 
 
 def _elements_of_matrices(op: GraphBuilder, c: Layout) -> np.ndarray:
-    """Return 1 where an element of the kernel belongs in its channel's matrix, else 0: (taps, pixels * positions)."""
+    """Return the matrix (taps, pixels * positions): 1 where a kernel element is in its channel's matrix, else 0."""
     reads = _reads(op, c).reshape(c.taps, c.positions, -1)
     return np.asarray(reads.transpose(0, 2, 1).reshape(c.taps, -1))
 
 
 def _by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.Value:
-    """Convolve each channel with its kernel."""
+    """Return the convolution of each channel with its own kernel, by products with band matrices."""
     rows = op.Reshape(kernel, [-1, c.windows.kernel[-1]])
     bands = op.Reshape(op.MatMul(rows, _places(op, c)), [c.inputs, -1, c.steps[-1]])
     product = op.MatMul(_lines(op, c, x), bands)
@@ -356,7 +357,8 @@ def _by_bands(op: GraphBuilder, c: Layout, x: ir.Value, kernel: ir.Value) -> ir.
 
 def _kernel_by_bands(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> ir.Value:
     cotangents = op.Reshape(_positions_of(op, c, g), [c.inputs, -1, c.steps[-1]])
-    products = op.MatMul(matrices_transposed(op, cotangents), _lines(op, c, x))  # the narrower is transposed
+    # The narrower operand is the transposed one, which costs less.
+    products = op.MatMul(matrices_transposed(op, cotangents), _lines(op, c, x))
     bands = op.Transpose(op.Reshape(products, [c.inputs, c.steps[-1], -1, c.sizes[-1]]), perm=[0, 2, 3, 1])
     places = _places(op, c)
     return op.Reshape(op.MatMul(op.Reshape(bands, [-1, places.shape[1]]), places.T.copy()), c.kernel_shape)
@@ -370,7 +372,7 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
         return swapped
     padded = _padded(op, swapped, [0, 0, *w.begin[:-1], 0], [0, 0, *w.end[:-1], 0])
     if length > TUNING.small_line:
-        # The padded lines of an image that windows read: by the first window, by the second, and so on.
+        # Indices of the padded lines of an image, in the order in which the windows read them.
         axes = range(n - 1)
         sizes = [c.sizes[i] + w.begin[i] + w.end[i] for i in axes]
         places = np.arange(math.prod(sizes)).reshape(sizes)
@@ -385,7 +387,7 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
 
 
 def _places(op: GraphBuilder, c: Layout) -> np.ndarray:
-    """Return 1 where an element of the kernel belongs in a band matrix, else 0: (elements, length * positions)."""
+    """Return the matrix (elements, length * positions): 1 where a kernel element belongs in a band matrix, else 0."""
     w, (length, steps) = c.windows, (c.sizes[-1], c.steps[-1])
     reads = np.arange(steps) * w.strides[-1] - w.begin[-1] + np.arange(w.kernel[-1])[:, None] * w.dilations[-1]
     places: np.ndarray = (reads[:, None] == np.arange(length)[:, None]).astype(op.dtype.numpy())
@@ -461,13 +463,13 @@ def apart_from_products(op: GraphBuilder, value: ir.Value) -> ir.Value:
 
 
 def _kernel_sums(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
-    """Return the sums of the kernel, (numbers of a tile, channels written, channels read)."""
+    """Return the sums of the kernel, of shape (numbers of a tile, output channels, input channels)."""
     sums = op.Gemm(_sums_of_kernels(op, c), op.Reshape(kernel, [-1, c.taps]), transB=1)
     return op.Reshape(sums, [-1, c.outputs, c.inputs])
 
 
 def _sums_of_kernels(op: GraphBuilder, c: Layout) -> np.ndarray:
-    """Return the matrix from a kernel to its sums; the last axis comes first, as in :func:`_to_tiles`."""
+    """Return the matrix that maps a kernel to its sums; the last axis comes first, as in :func:`_to_tiles`."""
     n, kernels = len(c.sizes), [_tile(c, i).kernel for i in range(len(c.sizes))]
     whole = reduce(np.kron, kernels).reshape(*map(len, kernels), -1).transpose(*reversed(range(n)), n)
     return np.asarray(whole.reshape(-1, c.taps), op.dtype.numpy())
@@ -480,7 +482,7 @@ def _tile(c: Layout, axis: int) -> Tile:
 
 
 def count_numbers(c: Layout) -> int:
-    """Return the number of sums in a tile; each takes one product, in place of the products of the tile's outputs."""
+    """Return the number of sums in a tile, which is the number of products that a tile takes."""
     return math.prod(len(_tile(c, i).kernel) for i in range(len(c.sizes)))
 
 
@@ -497,7 +499,7 @@ def _written_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
 
 
 def _repeated_tile(op: GraphBuilder, tile: np.ndarray, steps: int, size: int, start: int) -> np.ndarray:
-    """Repeat the matrix of one tile every two outputs; pixels in the padding, outside the axis, are left out."""
+    """Return a matrix that repeats that of one tile every two outputs, without the columns of pixels in the padding."""
     tiles, places = -(-steps // 2), np.arange(tile.shape[1])
     whole = np.zeros((len(tile), tiles, size), op.dtype.numpy())
     for t in range(tiles):
@@ -525,7 +527,7 @@ def _to_tiles(op: GraphBuilder, images: ir.Value, matrices: Sequence[np.ndarray]
 
 
 def _from_tiles(op: GraphBuilder, numbers: ir.Value, matrices: Sequence[np.ndarray], images: int) -> ir.Value:
-    """Add each entry of a tile to the pixels that it comes from: the transpose of :func:`_to_tiles`."""
+    """Map the numbers of all tiles back to images by the transposed matrices: the transpose of :func:`_to_tiles`."""
     value, left = numbers, math.prod(len(one) for one in matrices)
     for one in matrices:
         left //= len(one)

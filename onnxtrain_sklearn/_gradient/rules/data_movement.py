@@ -1,7 +1,7 @@
 """Gradient rules of operators that move elements (Transpose, Concat), also by indices (Gather, Scatter).
 
-Where the inverse is an operator of its own (Pad for Slice, SpaceToDepth for DepthToSpace), a rule emits that. For any
-other settings it applies the operator to the flat positions of the elements, and scatters the cotangent to them. The
+If an ONNX operator is the inverse (Pad for Slice, SpaceToDepth for DepthToSpace), the rule emits it. Otherwise the rule
+applies the operator to the flat positions of the elements, and scatters the cotangent to the result. The
 gradient of a gather scatters and adds, as indices may repeat; the gradient of a scatter gathers. Indices have no
 gradient.
 """
@@ -59,7 +59,7 @@ def _concat_rule(r: Reverse) -> Sequence[Thunk]:
     op, parts, axis = r.op, r.node.inputs, r.attribute("axis", 0)
     shapes = [dims(part) for part in parts]
     sizes = [shape[axis] if shape else None for shape in shapes]
-    starts: list[Operand]  # of each part, and the end of the last one
+    starts: list[Operand]  # the start of each part, and the end of the last part
     if fixed(sizes):
         starts = [np.array([total]) for total in accumulate([0, *sizes])]
     else:
@@ -73,7 +73,7 @@ def _concat_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _split_rule(r: Reverse) -> Sequence[Thunk]:
-    """Parts on which the loss does not depend have a zero gradient."""
+    """Concatenate the cotangents of the parts; a part on which the loss does not depend has zeros."""
     op = r.op
     cotangents = [
         zeros_like(op, part) if cotangent is None else cotangent
@@ -127,7 +127,7 @@ def _pad_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _depth_to_space_rule(r: Reverse) -> Sequence[Thunk]:
-    """SpaceToDepth orders channels with the block position first, like DCR; in CRD it comes last."""
+    """Emit SpaceToDepth, which puts the block position before the channels, as mode DCR; mode CRD puts it last."""
     blocks = r.op.SpaceToDepth(r.g, blocksize=r.attribute("blocksize", 1))
     if r.attribute("mode", "DCR") == "DCR":
         return [lambda: blocks]
@@ -150,8 +150,8 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     op, x, rank = r.op, r.x(), r.rank()
     axis, row = r.attribute("axis", 0) % rank, padding_row(r.node)
 
-    # Constant consecutive indices: pad. PyTorch separates queries, keys and values by single indices, and scattering
-    # takes many times as long.
+    # If the indices are constant and consecutive, Pad undoes the Gather, many times as fast as a scatter. PyTorch
+    # separates queries, keys and values by such indices.
     known, length = constant(r.x(1)), (dims(x) or [None] * (axis + 1))[axis]
     if known is not None and known.ndim < 2 and known.size and isinstance(length, int) and row is None:
         places = known.ravel() + length * (known.ravel() < 0)
@@ -173,7 +173,7 @@ def _gather_rule(r: Reverse) -> Sequence[Thunk]:
 
     def gradient() -> ir.Value:
         cotangent = r.g
-        if row is not None:  # PyTorch does not train the row that stands for padding
+        if row is not None:  # ``padding_idx``: PyTorch does not train this row of an embedding
             others = op.Not(op.Equal(op.Cast(r.x(1), to=INT64), np.array(row, np.int64)))
             cotangent = op.Mul(cotangent, op.Unsqueeze(mask(op, others), axes=[-1]))
         cotangent = op.Reshape(cotangent, shape)
@@ -192,7 +192,7 @@ def _scattered_back(r: Reverse, *rest: ir.Value | None, repeats: bool) -> Sequen
 
 
 def _scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Dispatch by the reduction; ``pick`` gathers at the indices, which may repeat."""
+    """Choose the rule for the reduction of a Scatter; ``pick`` gathers at the indices, which may repeat."""
 
     def pick(value: ir.Value) -> ir.Value:
         if r.node.op_type == "ScatterND":
@@ -220,7 +220,7 @@ def _sums(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
 
 def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
-    """Exclude zeros from the product and count them: the gradient of a single zero is the product of the others."""
+    """Return the gradients of ``reduction="mul"``; that of the only zero is the product of the other factors."""
     op, x, updates = r.op, r.x(), r.x(2)
 
     def of_updates() -> ir.Value:
@@ -234,7 +234,7 @@ def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
 
 def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
-    """Equal extremes share the gradient."""
+    """Return the gradients for ``reduction="max"`` and ``"min"``; equal extremes share the gradient."""
     op = r.op
     kept, put = mask(op, op.Equal(r.x(), r.y)), mask(op, op.Equal(r.x(2), pick(r.y)))
     share = op.Div(r.g, _scattered(r, kept, put, reduction="add"))
@@ -242,7 +242,7 @@ def _extremes(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
 
 def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Overwritten elements of the cache have a zero gradient.
+    """Pass the cotangent to the update and to the elements of the cache that the update does not overwrite.
 
     The update never overlaps itself: it is at most as long as the cache. A longer update, or a negative index, makes
     the operator itself fail at run time.
@@ -270,7 +270,7 @@ def _tensor_scatter_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _one_hot_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """The values are (off, on); the gradient of ``off`` is the sum over the elements that are not ``on``."""
+    """Return the gradient of the values (off, on): the cotangent's sums over the ``off`` and the ``on`` elements."""
     op = r.op
 
     def of_values() -> ir.Value:
@@ -282,7 +282,7 @@ def _one_hot_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _unique_rule(r: Reverse) -> Sequence[Thunk]:
-    """Equal elements share the gradient of the unique value."""
+    """Divide the cotangent of each unique value equally among the equal elements."""
     op, axis = r.op, r.attribute("axis", None)
     inverse, counts = (r.further_output(i, ir.DataType.INT64) for i in (2, 3))
     column = [-1] if axis is None else [-1, *[1] * (r.rank() - 1 - axis % r.rank())]

@@ -36,7 +36,7 @@ def _mish_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: i
 
 
 def _gelu(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """GELU is x Φ(x), or 0.5 x (1 + tanh(sqrt(2 / π) (x + 0.044715 x³))); Hendrycks and Gimpel, 2016."""
+    """Differentiate GELU, x Φ(x), or its approximation by tanh, 0.5 x (1 + tanh(sqrt(2 / π) (x + 0.044715 x³)))."""
     if r.attribute("approximate", "none") == "tanh":
         scale, squares = sqrt(2 / pi), op.Mul(x, x)
         t = op.Tanh(op.Mul(op.Mul(x, op.Add(op.Mul(squares, 0.044715), 1.0)), scale))
@@ -60,7 +60,7 @@ def _selu_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: i
 
 
 def _flat_at_zero(r: Reverse, found: ir.Value) -> ir.Value:
-    """Return the gradient of a root; zero where a norm is zero, see :func:`~..path.is_norm`."""
+    """Return ``found``, the gradient of a root; if it is a norm (:func:`~..path.is_norm`), 0 where the norm is 0."""
     return r.op.Where(r.op.Equal(r.y, 0.0), 0.0, found) if is_norm(r.node, r.wanted) else found
 
 
@@ -104,7 +104,8 @@ COTANGENTS: dict[str, Cotangent] = {
     "Reciprocal": lambda r, op, g, x, y: op.Neg(op.Mul(g, op.Mul(y, y))),
     # A cast to bool takes less time than Greater, and a product with the mask less than Where.
     "Relu": lambda r, op, g, x, y: op.Mul(g, mask(op, op.Cast(y, to=ir.DataType.BOOL))),
-    "Round": lambda r, op, g, x, y: g if is_fake(r.node) else None,  # straight-through, or zero
+    # The straight-through estimator in fake quantization, else zero.
+    "Round": lambda r, op, g, x, y: g if is_fake(r.node) else None,
     "Selu": _selu_cotangent,
     "Shrink": lambda r, op, g, x, y: op.Mul(
         g, mask(op, op.Or(op.Less(x, -r.attribute("lambd", 0.5)), op.Greater(x, r.attribute("lambd", 0.5))))
@@ -156,7 +157,7 @@ def _div_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _pow_rule(r: Reverse) -> Sequence[Thunk]:
-    """The exponent may have another type, even an integer type. The derivative of x**0 is 0, also at x = 0."""
+    """Differentiate x**n, where n may have another type, even an integer type. The derivative of x**0 is always 0."""
     op, x, n = r.op, r.x(0), r.x(1)
     exponent = n if n.dtype is x.dtype else op.Cast(n, to=x.dtype)
 
@@ -180,7 +181,7 @@ def _pow_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _mod_rule(r: Reverse) -> Sequence[Thunk]:
-    """With fmod=1 the result is ``a - b trunc(a / b)``, whose truncated quotient is piecewise constant."""
+    """Differentiate ``a - b q``, where the rounded quotient q is piecewise constant: ``trunc(a / b)`` with fmod=1."""
     op, a, b = r.op, r.x(0), r.x(1)
     if not r.attribute("fmod", 0):
         r.refuse("only fmod=1 is defined for floats")
@@ -201,7 +202,7 @@ def _mean_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _extreme_rule(r: Reverse) -> Sequence[Thunk]:
-    """Equal operands share the gradient: the derivative of ``Max(x, x)`` is 1."""
+    """Divide the cotangent equally among equal operands, so that the derivative of ``Max(x, x)`` is 1."""
     op, n = r.op, len(r.node.inputs)
     if n == 1:
         return [lambda: r.g]
@@ -211,7 +212,7 @@ def _extreme_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _clip_rule(r: Reverse) -> Sequence[Thunk]:
-    """If the lower bound exceeds the upper one, the result is the upper one, in the standard and in onnxruntime."""
+    """Differentiate Clip; if the lower bound exceeds the upper one, the result is the upper one, as in the standard."""
     op, x = r.op, r.x(0)
     low = r.x(1) if r.has(1) else None
     high = r.x(2) if r.has(2) else None
@@ -271,19 +272,19 @@ UNARY_SETTINGS = {
     "Selu": "alpha gamma",
     "Shrink": "bias lambd",
 }
-"""Attributes of the unary operators that have some."""
+"""Names of the attributes of unary operators that have any."""
 
 
 # --- Ranges, random numbers and quantization ---
 
 
 def _nothing_rule(r: Reverse) -> Sequence[Thunk]:
-    """All gradients are zero: the output is random, piecewise constant, or does not depend on the inputs."""
+    """Return zero gradients: the output is random, piecewise constant, or independent of the inputs."""
     return [lambda: None] * len(r.node.inputs)
 
 
 def _range_rule(r: Reverse) -> Sequence[Thunk]:
-    """Elements are ``start + i delta``; the limit only determines their number."""
+    """Differentiate the elements ``start + i delta``; the limit has a zero gradient, as it only sets their number."""
     op, g = r.op, r.g
     steps = op.Cast(op.Range(np.array(0), op.Size(g), np.array(1)), to=op.dtype)
     return (
@@ -294,7 +295,7 @@ def _range_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """The output is ``(x - zero) scale``, with one scale per tensor, per index of an axis, or per block along it."""
+    """Differentiate ``(x - zero) scale``, with one scale per tensor, per index of an axis, or per block along it."""
     op, scale, zero = r.op, r.x(1), r.node.inputs[2:]
     axis, block = r.attribute("axis", 1), r.attribute("block_size", 0)
 
@@ -320,7 +321,7 @@ def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 
 def _dynamic_quantize_rule(r: Reverse) -> Sequence[Thunk]:
-    """The second output, the scale, is ``(max(x, 0) - min(x, 0)) / 255``."""
+    """Differentiate the second output, the scale ``(max(x, 0) - min(x, 0)) / 255``."""
     op, x = r.op, r.x()
     g = op.Div(r.cotangents[1], 255.0)
 

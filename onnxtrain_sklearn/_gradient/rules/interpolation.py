@@ -36,13 +36,13 @@ TAPS: dict[str, tuple[int, list[list[float]]]] = {
 }
 
 
-"""For each mode the offset of the first tap from the pixel at or below the coordinate, and the polynomials of the taps:
-rows are powers of the fraction, columns are taps."""
+"""For each mode: the offset of the first tap from the pixel at or below the coordinate, and the coefficients of the
+taps' polynomials (rows are powers of the fraction, columns are taps)."""
 
 
 @dataclass(frozen=True)
 class Taps:
-    """The pixels of one axis from which coordinates, (images, points), are interpolated: (images, points, taps)."""
+    """The taps along one axis for coordinates (images, points): pixels and their weights, (images, points, taps)."""
 
     index: ir.Value
     weight: ir.Value
@@ -61,7 +61,7 @@ def _taps(r: Reverse, place: ir.Value, size: int, mode: str, padding: str, align
         inside = mask(op, op.And(op.Greater(index, -1), op.Less(index, size)))
         weight, derivative = op.Mul(weight, inside), op.Mul(derivative, inside)
     elif padding == "reflection":
-        # Reflected at the centers of the outermost pixels if aligned, else at their outer edges.
+        # Reflect the index at the centers of the outermost pixels if corners are aligned, else at their outer edges.
         period = 2 * (size - aligned)
         index = op.Mod(index, max(period, 1))
         index = op.Min(index, op.Sub(period - (not aligned), index))
@@ -69,7 +69,7 @@ def _taps(r: Reverse, place: ir.Value, size: int, mode: str, padding: str, align
 
 
 def _tap_polynomial(r: Reverse, fraction: ir.Value, rows: np.ndarray) -> ir.Value:
-    """Evaluate the polynomial of each tap by Horner's scheme; without rows the result is 0."""
+    """Evaluate the polynomial of each tap at ``fraction`` by Horner's scheme; without rows the result is 0."""
     start: ir.Value = r.op.Mul(fraction, 0.0)
     return reduce(lambda value, row: r.op.Add(r.op.Mul(value, fraction), row), rows[::-1], start)
 
@@ -135,7 +135,7 @@ class Samples:
 
 
 def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
-    """Coordinates from -1 to 1 span the centers of the outermost pixels, or with align_corners=0 their edges."""
+    """Differentiate samples; coordinates -1 and 1 are the outermost pixels' centers, or edges if align_corners=0."""
     op, sizes, aligned = r.op, spatial_sizes(r, r.x()), bool(r.attribute("align_corners", 0))
     mode = r.attribute("mode", "linear").removeprefix("bi")
     grid, n = op.Reshape(r.x(1), [0, -1, len(sizes)]), len(sizes)
@@ -158,7 +158,7 @@ def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
-    """A convolution of samples: each kernel element samples at its offset, for a group of channels."""
+    """Differentiate a convolution of samples: each kernel element samples at its own offset, per group of channels."""
     op, kernel, channels, out = r.op, dims(r.x(1)) or [], (dims(r.x()) or [None] * 2)[1], spatial_sizes(r, r.y)
     if not isinstance(channels, int) or not fixed(kernel):
         r.refuse("the sizes of its kernel are not known")
@@ -166,7 +166,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     filters, window = kernel[0], kernel[2:]
     elements, steps = int(np.prod(window)), int(np.prod(out))
 
-    # The samples: an image per batch entry and offset group, a point per kernel element and output position.
+    # Make the samples: an image per batch entry and offset group, a point per kernel element and output position.
     sizes, n = spatial_sizes(r, r.x()), len(window)
     strides, dilations = (r.attribute(name, [1] * n) for name in ("strides", "dilations"))
     offsets, taps = op.Reshape(r.x(2), [-1, elements, n, steps]), list[Taps]()
@@ -176,7 +176,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
         taps.append(_taps(r, op.Reshape(place, [0, -1]), sizes[i], "linear", "zeros", False))
     samples = Samples(r, op.Reshape(r.x(), [-1, channels // parts, int(np.prod(sizes))]), sizes, taps)
 
-    # The convolution of the samples, masked by a factor.
+    # Differentiate the convolution of the samples, which a mask multiplies.
     factor: Operand = op.Reshape(r.x(4), [-1, 1, elements * steps]) if r.has(4) else 1.0
     g = op.Reshape(r.g, [-1, group, filters // group, steps])
     weight = op.Reshape(r.x(1), [group, filters // group, -1])
@@ -214,13 +214,16 @@ class Bins:
 
 
 def _bins(r: Reverse, start: ir.Value, length: ir.Value, bins: int, size: int) -> Bins:
-    """Average evenly spaced samples of a bin: clamped up to a pixel outside the image, 0 further away."""
+    """Return the weights that average evenly spaced samples of each bin.
+
+    A sample up to one pixel outside of the image is clamped to its edge; further away it is 0.
+    """
     op, ratio = r.op, r.attribute("sampling_ratio", 0)
     taken = op.constant(np.array(ratio, op.dtype.numpy())) if ratio else op.Ceil(op.Div(length, float(bins)))
     number: Operand = np.array(ratio)
-    if not ratio:  # the most samples that a bin of any region takes
+    if not ratio:  # without a fixed number of samples, take the largest that a bin of any region needs
         number = op.Cast(op.ReduceMax(op.Max(taken, 0.0), keepdims=False), to=INT64)
-    # Where samples lie, as fractions of a bin and then of the region: (regions, bins, samples).
+    # Positions of the samples, as fractions of a bin and then of the region: (regions, bins, samples).
     steps = op.Cast(op.Range(np.array(0), number, np.array(1)), to=op.dtype)
     fraction = op.Div(op.Add(steps, 0.5), op.Max(taken, 1.0))
     fraction = op.Div(op.Add(fraction, np.arange(bins, dtype=op.dtype.numpy())[:, None]), float(bins))
@@ -246,7 +249,7 @@ def _image_of_region(r: Reverse, images: ir.Value) -> ir.Value:
 
 
 def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
-    """Equal maxima of a bin share the gradient; the rounded regions have none."""
+    """Divide the cotangent among the equal maxima of a bin; the regions have no gradient, as they are rounded."""
     r.need_opset(12, "its gradient")
     op, (rows, columns) = r.op, r.attribute("pooled_shape", [1, 1])
     height, width = spatial_sizes(r, r.x())
@@ -263,7 +266,7 @@ def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
-    """Return the pixels in each bin of a region as truth values, (regions, bins, pixels)."""
+    """Return a mask (regions, bins, pixels): True if the pixel of this axis is in the bin of the region."""
     op, dtype = r.op, r.op.dtype.numpy()
     scale = r.attribute("spatial_scale", 1.0)
     ends = (op.Mul(op.Gather(r.x(1), np.array([i]), axis=1), scale) for i in (first, first + 2))
@@ -277,7 +280,7 @@ def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
 
 
 def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Bins are averages of samples, so a region is the image multiplied by a matrix from either side."""
+    """Differentiate bins, averages of samples: a region is the image times a matrix on the left and one on the right."""
     op, scale, images = r.op, r.attribute("spatial_scale", 1.0), r.x(2)
     if r.attribute("mode", "avg") != "avg":
         r.refuse("the samples that mode='max' compares are not the same on all runtimes")
@@ -325,7 +328,7 @@ def _resized_back(r: Reverse) -> ir.Value:
     scales = None if r.has(3) else operand(r.node, 2)  # where sizes are given, older opsets have empty scales
     factors = None if scales is None else constant(scales)
     for place, axis in enumerate(listed):
-        # Leave axes alone that are known to be unchanged; with a scale, equal sizes do not imply that.
+        # Skip axes that are known to be unchanged; with a scale, equal sizes do not imply that.
         if not crops:
             if scales is not None and factors is not None and factors[place] == 1:
                 continue
@@ -365,7 +368,7 @@ def _length(r: Reverse, value: ir.Value, axis: int) -> Operand:
 
 
 def _affine_grid_rule(r: Reverse) -> Sequence[Thunk]:
-    """The grid is theta times the homogeneous base coordinates, computed from an identity theta."""
+    """Differentiate the grid, which is theta times base coordinates; an AffineGrid of an identity theta gives these."""
     op, rank = r.op, r.rank(r.y)
     n = rank - 2
     unit = np.eye(n, n + 1, dtype=op.dtype.numpy())[None]
@@ -376,7 +379,7 @@ def _affine_grid_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _center_crop_pad_rule(r: Reverse) -> Sequence[Thunk]:
-    """The gradient is CenterCropPad back to the input's shape: it pads what was cropped and crops what was padded."""
+    """Apply CenterCropPad with the input's shape to the cotangent, which undoes cropping and padding."""
     axes, size = r.attribute("axes", None), r.op.Shape(r.x())
     target = size if axes is None else r.op.Gather(size, np.array(axes, np.int64) % max(r.rank(), 1))
     return [lambda: r.again(r.g, target)]

@@ -30,7 +30,7 @@ def _gemm_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
-    """A vector counts as a row on the left and as a column on the right; the product lacks this axis."""
+    """Differentiate a product. A vector is a row on the left, a column on the right; the product lacks this axis."""
     op = r.op
     left, right = dims(r.x(0)), dims(r.x(1))
     if left is None or right is None:
@@ -81,7 +81,7 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
 
 
 def _einsum_rule(r: Reverse) -> Sequence[Thunk]:
-    """For each operand, an Einsum in which the cotangent replaces it and its indices become those of the output."""
+    """Emit, for each operand, an Einsum with the cotangent in its place and its indices as the output's."""
     terms, output = _expanded_indices(r)
     for letter, sizes in _seen(terms, [r.x(i) for i in range(len(terms))]).items():
         if letter in r.attribute("equation", "") and 1 in sizes and any(isinstance(n, int) and n > 1 for n in sizes):
@@ -115,7 +115,7 @@ def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> 
     x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
     operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
     spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
-    # The broadcast size of each index, None if only a run can tell.
+    # The broadcast size of each index; None if it is known only at run time.
     wide = {letter: seen - {1} or {1} for letter, seen in _seen(others, operands).items()}
     sizes = {letter: seen.pop() if len(seen) == 1 else None for letter, seen in wide.items()}
     for axis, letter in enumerate(terms[i]):
@@ -161,7 +161,7 @@ def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
 def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     op, x = r.op, r.x()
     _require_labels(r)
-    # An unweighted mean over a known number of rows: probabilities minus one-hot labels, divided by that number.
+    # For an unweighted mean over a known number of rows, the gradient is (probabilities - one-hot labels) / rows.
     mean = r.attribute("reduction", "mean") == "mean" and r.attribute("ignore_index", None) is None and not r.has(2)
     rows = dims(r.x(1))
     if cross_entropy and mean and r.cotangents[1:] in ((), (None,)) and fixed(rows) and len(dims(x) or ()) == 2:
@@ -170,7 +170,7 @@ def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     log_p = op.Sub(x, op.ReduceLogSumExp(x, axes=[1], keepdims=True)) if cross_entropy else x
     chosen = _class_weight_of_rows(r)
 
-    # The cotangent of the weighted loss of each row, broadcastable, and the divisor of the mean.
+    # Otherwise, find the cotangent of the weighted loss of each row, in a broadcastable shape, and the mean's divisor.
     g, reduction = r.cotangents[0], r.attribute("reduction", "mean")
     total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
     if g is not None and reduction != "sum":
@@ -185,7 +185,7 @@ def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
         return op.Sub(both, op.Mul(op.Exp(log_p), op.ReduceSum(both, axes=[1], keepdims=True)))
 
     def of_class_weights() -> ir.Value | None:
-        """Class weights scale the losses and enter the divisor of the mean."""
+        """Return the gradient of the class weights, which scale the losses and enter the divisor of the mean."""
         if g is None:
             return None
         column = [-1, *[1] * (r.rank() - 2)]
@@ -215,7 +215,7 @@ def _shape_text(sizes: Dims) -> str:
 
 
 def _class_weight_of_rows(r: Reverse) -> ir.Value:
-    """Return the class weight at each row's class, else 0; for ignored rows it is 0."""
+    """Return the weight of each row's class in the column of that class, and 0 elsewhere and in ignored rows."""
     op, target = r.op, r.op.Unsqueeze(r.x(1), axes=[1])  # with an axis for the classes
     shape, rank = dims(r.x()), r.rank()
     n = shape[1] if shape is not None else None

@@ -24,7 +24,10 @@ _EPSILON = 1e-5
 
 
 def normalize_by_moments(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace a node in training mode by batch statistics that the gradient shares, and a node in inference mode."""
+    """Replace a node in training mode by batch statistics, which the gradient shares, and a normalization by them.
+
+    The normalization is the same operator in inference mode.
+    """
     r = Reverse(op, node, (), frozenset())
     types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None and value.name}
     if r.opset < 14 or not _in_training_mode(r) or len(types) > 1 or r.x().dtype not in _NORMALIZED_TYPES:
@@ -85,7 +88,7 @@ def _cotangent_of_statistic(r: Reverse, index: int) -> ir.Value | None:
 
 
 def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """The optional outputs are the mean and the reciprocal of the deviation."""
+    """Differentiate the normalized value, and the optional outputs: the mean and the reciprocal of the deviation."""
     op, rank, g = r.op, r.rank(), r.cotangents[0]
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     if op.dtype is ir.DataType.FLOAT:  # the kernel's own statistics are float32 whatever the type of the input
@@ -113,7 +116,7 @@ def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _rms_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """As for LayerNormalization, without centering."""
+    """Apply the rule of LayerNormalization without centering."""
     op, x, rank = r.op, r.x(), r.rank()
     axes = list(range(r.attribute("axis", -1) % rank, rank))
     inverse = op.Reciprocal(op.Sqrt(op.Add(_mean_over(op, op.Mul(x, x), axes), r.attribute("epsilon", _EPSILON))))
@@ -135,7 +138,7 @@ def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """Scale and bias have one number per group before opset 21, and one per channel since."""
+    """Differentiate a GroupNormalization, whose scale and bias are per group before opset 21 and per channel since."""
     op, c, groups = r.op, _per_channel(r), r.attribute("num_groups", 1)
     shape = [0, groups, -1]  # 0 keeps the batch size
     z, inverse = _standardize(r, op.Reshape(r.x(), shape), [2])
@@ -152,9 +155,9 @@ def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """A zero vector stays zero; the gradient at this kink is 0."""
+    """Differentiate ``x / norm``; a zero vector stays zero, and the gradient at this kink is 0."""
     op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
-    # Sums, as onnxruntime 1.19 lacks ReduceL1 and ReduceL2 in float64 below opset 18.
+    # Use ReduceSum, because onnxruntime 1.19 lacks ReduceL1 and ReduceL2 in float64 below opset 18.
     total = op.ReduceSum(op.Abs(x) if p == 1 else op.Mul(x, x), axes=axes, keepdims=True)
     norm = total if p == 1 else op.Sqrt(total)
     along = op.ReduceSum(op.Mul(r.g, r.y), axes=axes, keepdims=True)
@@ -164,7 +167,7 @@ def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """The epsilon is added to the deviation; runtimes agree only on its magnitude."""
+    """Differentiate a normalization whose epsilon is added to the deviation; runtimes differ in its exact value."""
     op, rank = r.op, r.rank()
     axes = sorted(axis % rank if rank else 0 for axis in r.attribute("axes", [0, 2, 3]))
     centered, variance = _moments(r, r.x(), axes)
@@ -173,7 +176,7 @@ def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    """The output is ``x s**-beta``; a band matrix sums squares, and their cotangents, over neighboring channels."""
+    """Differentiate ``x s**-beta``, where a band matrix gives s, a sum of squares over neighboring channels."""
     op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
     alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
     if not isinstance(shape[1], int):
@@ -285,7 +288,7 @@ def _running(r: Reverse, output: int, new: ir.Value) -> ir.Value | None:
 
 
 def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
-    """The rule in training mode; outputs 1 and 2 are the running statistics, averaged with the batch statistics."""
+    """Apply the rule of training mode, where outputs 1 and 2 are the running statistics after this minibatch."""
     op, g, c, old = r.op, r.cotangents[0], _per_channel(r), r.attribute("momentum", 0.9)
     if any(cotangent is not None for cotangent in r.cotangents[3:]):
         r.refuse("runtimes disagree on what its saved statistics are")
@@ -328,7 +331,7 @@ def _of_old_statistic(r: Reverse, cotangent: ir.Value | None, index: int) -> ir.
 def _before_division(
     r: Reverse, c: _PerChannel, centered: ir.Value, inverse: ir.Value
 ) -> tuple[ir.Value, Callable[[ir.Value], ir.Value]]:
-    """Return the value to multiply cotangents with, and the function that divides its sums by the deviation.
+    """Return the value to multiply cotangents by, and the function that divides sums of the products by the deviation.
 
     Dividing the sums, one number per channel, is faster than dividing the values. Undivided sums may overflow in
     float16.

@@ -57,7 +57,7 @@ def _mean_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir
 
 
 def _extreme_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """Equal extremes share the gradient."""
+    """Divide the cotangent equally among equal extremes."""
     hit = mask(op, op.Equal(x, y))
     return op.Mul(hit, op.Div(g, _reduced_by(r, "ReduceSum", hit)))
 
@@ -72,7 +72,7 @@ def _reduced_by(r: Reverse, operator: str, value: ir.Value) -> ir.Value:
 
 
 def _product_gradient(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-    """The derivative is ``y / x``; at a zero it is the product of the other elements, 0 if another one is 0."""
+    """Multiply the cotangent by ``y / x``, or at a zero by the product of the other elements."""
     zero = op.Equal(x, 0.0)
     nonzero = forbid_derivative(op.Where(zero, 1.0, x), op.taken)
     zeros = mask(op, zero)
@@ -96,7 +96,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def _softmax_axes(r: Reverse) -> list[int]:
-    """Return the normalized axes; before opset 13 these are all from ``axis`` on."""
+    """Return the axes over which the softmax is taken: ``axis``, or before opset 13 all axes from ``axis`` on."""
     if r.opset >= 13:
         return [r.attribute("axis", -1)]
     rank = r.rank()
@@ -106,7 +106,7 @@ def _softmax_axes(r: Reverse) -> list[int]:
 def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op, weighted = r.op, r.keep_zeros(r.op.Mul(r.g, r.y))
     total = op.ReduceSum(weighted, axes=_softmax_axes(r), keepdims=True)
-    if r.is_selected:  # a row without a finite score is NaN
+    if r.is_selected:  # a row without a finite score is NaN, which a Where may drop
         slope = op.Sub(r.g, total)
         return [lambda: r.keep_zeros(op.Mul(r.y, slope), slope)]
     return [lambda: op.Sub(weighted, op.Mul(r.y, total))]
@@ -128,7 +128,7 @@ def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _total_of_one_hot(r: Reverse, axes: Sequence[int]) -> ir.Value | None:
-    """Return the sum over the classes of a cotangent that is a column times one-hot rows: the column itself."""
+    """Return the sum over the classes of a cotangent ``column * one_hot``, the column; None for other forms."""
     node, shape = r.g.producer(), dims(r.y)
     if node is None or node.op_type != "Mul" or not shape or axes not in ([-1], [len(shape) - 1]):
         return None
@@ -141,10 +141,10 @@ def _total_of_one_hot(r: Reverse, axes: Sequence[int]) -> ir.Value | None:
 
 
 def _picked_cotangents(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Value] | None:
-    """Return indices and values of a cotangent that is zero but for few elements along the axis of a softmax.
+    """Return the indices and values of a sparse cotangent: one that is scattered into zeros along the softmax's axis.
 
-    The log-likelihood of one class in many has such a cotangent. Adding the values to the rest of the gradient saves a
-    tensor of zeros, or two.
+    The log-likelihood of one class in many has such a cotangent. Adding the values to the rest of the gradient saves
+    one or two tensors of zeros.
     """
     node = r.g.producer()
     if node is None or node.op_type != "ScatterElements" or attribute(node, "reduction", "none") != "add":
@@ -168,7 +168,7 @@ def _picked_cotangents(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Va
 
 
 def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
-    """Divide sums of ``g y`` by ``x``; for the first zero, compute the products again without it."""
+    """Divide the cumulative sums of ``g y`` by ``x``; for the first zero, compute the products again without it."""
     op, x, axis, reverse = r.op, r.x(), r.x(1), int(r.attribute("reverse", 0))
     zero = op.Equal(x, 0.0)
     first = op.And(zero, op.Less(op.CumSum(mask(op, zero), axis, reverse=reverse), 1.5))
@@ -182,7 +182,7 @@ def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _det_rule(r: Reverse) -> Sequence[Thunk]:
-    """The gradient is the matrix of cofactors, computed from minors: valid for singular matrices too."""
+    """Multiply by the matrix of cofactors, which minors give for singular matrices too."""
     op, n = r.op, (dims(r.x()) or [None])[-1]
     if not isinstance(n, int):
         r.refuse("the size of its matrices is not known")
@@ -221,7 +221,7 @@ def _dft_rule(r: Reverse) -> Sequence[Thunk]:
     if onesided and inverse:
 
         def half_spectrum() -> ir.Value:
-            """Each bin but the first and the last counts for its conjugate, too."""
+            """Return the cotangent of a half spectrum: all bins but the first and last stand for conjugates too."""
             weight = np.full(length // 2 + 1, 2 / length)
             weight[[0, -1]] = 1 / length
             column = weight.reshape(-1, *[1] * (r.rank() - 1 - axis)).astype(r.op.dtype.numpy())
@@ -261,12 +261,12 @@ def _resized(r: Reverse, value: ir.Value, axis: int, size: int, wanted: int) -> 
 
 
 def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """The cotangents of overlapping frames are summed."""
+    """Apply the inverse transform to the cotangents of the frames, and sum where frames overlap."""
     if "onesided" not in r.node.attributes:
         r.refuse("shape inference takes its attribute onesided for 0 where it is left out, and runtimes for 1; give it")
     op, shape, bins = r.op, dims(r.x()) or [None] * 3, dims(r.y) or [None] * 4
     step = int(r.constant(1, "the step of its frames").item())
-    # The length of a frame: as given, else that of the window, else of the signal.
+    # The length of a frame: the input frame_length, else the length of the window, else that of the signal.
     if r.has(3):
         length = int(r.constant(3, "the length of its frames").item())
     else:

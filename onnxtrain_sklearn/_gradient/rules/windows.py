@@ -36,7 +36,7 @@ class Windows:
         return (steps - 1) * self.strides[axis] + self.span(axis)
 
     def padded_to_same(self, sizes: Sequence[int], *, upper: bool) -> Windows:
-        """Return the windows padded by as little as gives an output for each stride of elements (auto_pad SAME)."""
+        """Return the windows with the least padding for ``ceil(size / stride)`` outputs per axis (auto_pad SAME)."""
         steps = [-(-size // stride) for size, stride in zip(sizes, self.strides, strict=True)]
         totals = [max(self.covered(i, steps[i]) - size, 0) for i, size in enumerate(sizes)]
         return self.with_total_padding(totals, upper=upper)
