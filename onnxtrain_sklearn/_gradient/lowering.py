@@ -426,7 +426,7 @@ def _activations(node: ir.Node, cell: _Cell) -> list[_Activation]:
         raise unsupported(node, f"no gradient is known of its activation {unknown[0]}")
     known = [RECURRENT_ACTIVATIONS[name.lower()][0] for name in names]
     if node.op_type == "RNN" and any(None in given and any(given) for given in zip(*known, strict=True)):
-        raise unsupported(node, "runtimes disagree how activation_alpha and activation_beta belong to its directions")
+        raise unsupported(node, "runtimes count activation_alpha and activation_beta for all its directions")
     for name in names:
         (alpha, beta), function = RECURRENT_ACTIVATIONS[name.lower()]
         a, b = _next_parameter(node, name, alphas, alpha), _next_parameter(node, name, betas, beta)

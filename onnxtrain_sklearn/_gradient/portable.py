@@ -221,8 +221,8 @@ def _broadcasts_without_expand(node: ir.Node, index: int, x: ir.Value) -> bool:
     if producer is None or producer.op_type != "Expand" or not fixed(whole):
         return False
     shapes = [dims(producer.inputs[0] if i == index else v) for i, v in enumerate(node.inputs)]
-    # Let a Sum broadcast only one operand: onnxruntime's CUDA kernel is wrong if two of three are broadcast along different
-    # axes.
+    # Let a Sum broadcast only one operand: onnxruntime's CUDA kernel is wrong if two of three are broadcast along
+    # different axes.
     if node.op_type == "Sum" and any(shape != whole for i, shape in enumerate(shapes) if i != index):
         return False
     known = [tuple(shape) for shape in shapes if shape is not None and fixed(shape)]

@@ -280,7 +280,7 @@ def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
 
 
 def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
-    """Differentiate bins, averages of samples: a region is the image times a matrix on the left and one on the right."""
+    """Differentiate bins, averages of samples: a region is the image times one matrix on each side."""
     op, scale, images = r.op, r.attribute("spatial_scale", 1.0), r.x(2)
     if r.attribute("mode", "avg") != "avg":
         r.refuse("the samples that mode='max' compares are not the same on all runtimes")
