@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, OrtGradientClassifier, RMSprop, schedules
 from onnxtrain_sklearn.callbacks import (
+    CALLBACKS,
     Callback,
     Checkpoint,
     EarlyStopping,
@@ -26,7 +27,7 @@ from onnxtrain_sklearn.callbacks import (
     WeightAveraging,
 )
 from onnxtrain_sklearn.optimizers import Muon
-from tests.helpers.callbacks import net
+from tests.helpers.callbacks import net, single_callback
 from tests.helpers.checkpoints import drawn_seed, same
 from tests.helpers.data import blobs
 from tests.helpers.environment import OWN_MEMORY, each_engine
@@ -105,6 +106,16 @@ def test_state_of_other_callbacks_is_resumed(tmp_path):
     found, whole = resumed(make, tmp_path, (2, 6)), make().fit(X, Y)
     assert same(found, whole)
     assert found.callbacks_["WeightAveraging"]["count"] == 10
+
+
+@pytest.mark.parametrize("name", [name for name in CALLBACKS if name != "checkpoint"])
+def test_a_fit_with_each_callback_is_resumed(name, tmp_path):
+    def make(*callbacks):
+        return net(single_callback(CALLBACKS[name], tmp_path), *callbacks, n_iter_no_change=np.inf)
+
+    found, whole = resumed(make, tmp_path, (2, 4)), make().fit(X, Y)
+    assert same(found, whole)
+    assert np.array_equal(found.predict_proba(X), whole.predict_proba(X))  # of averages and snapshots too
 
 
 def test_a_fit_that_was_ended_is_not_trained_again(tmp_path):

@@ -29,7 +29,7 @@ from onnxtrain_sklearn.callbacks import (
     SnapshotEnsemble,
     WeightAveraging,
 )
-from tests.helpers.callbacks import Scores, net
+from tests.helpers.callbacks import Scores, Writer, net, single_callback
 from tests.helpers.data import blobs, line
 from tests.helpers.environment import each_engine
 from tests.helpers.training import weights_equal
@@ -165,16 +165,6 @@ class Run:
         raise TypeError("cannot be copied")
 
 
-class Writer:
-    """Has the method of a writer for TensorBoard."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.seen.append((tag, value, step))
-
-
 def test_logged_metrics_include_those_of_later_callbacks(monkeypatch):
     module, run, writer = Mlflow("fake_mlflow"), Run(), Writer()
     loggers = [MetricLogger(target) for target in (module, run, writer)]
@@ -288,16 +278,6 @@ def test_the_rate_is_where_the_loss_falls_fastest():
     assert found["suggestion"] <= found["rates"][min(least + 5, 59)]
     with pytest.raises(ValueError, match=r"lowest=2.0 must be less than highest=1.0"):
         net(LearningRateFinder(2.0)).fit(X, Y)
-
-
-def single_callback(kind, folder):
-    settings = {
-        "Checkpoint": {"path": folder}, "EarlyStopping": {"monitor": "train_accuracy", "patience": 50},
-        "EpochScoring": {"scoring": "accuracy", "on": "train"}, "GradientStatistics": {"by_parameter": True},
-        "LearningRateFinder": {"steps": 10}, "MetricLogger": {"target": Writer}, "SnapshotEnsemble": {"cycles": 2},
-        "WeightAveraging": {"start": 0.5},
-    }  # fmt: skip
-    return kind(**settings.get(kind.__name__, {}))
 
 
 def every_callback(folder: Any) -> list[Any]:

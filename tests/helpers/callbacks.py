@@ -54,3 +54,24 @@ def net(*callbacks: object, **parameters: object) -> OrtGradientClassifier:
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+class Writer:
+    """Has the method of a writer for TensorBoard."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.seen.append((tag, value, step))
+
+
+def single_callback(kind: type, folder: Any) -> Any:
+    """Return a callback of a kind, with settings for a fit of a few epochs."""
+    settings: dict[str, dict[str, Any]] = {
+        "Checkpoint": {"path": folder}, "EarlyStopping": {"monitor": "train_accuracy", "patience": 50},
+        "EpochScoring": {"scoring": "accuracy", "on": "train"}, "GradientStatistics": {"by_parameter": True},
+        "LearningRateFinder": {"steps": 10}, "MetricLogger": {"target": Writer}, "SnapshotEnsemble": {"cycles": 2},
+        "WeightAveraging": {"start": 0.5},
+    }  # fmt: skip
+    return kind(**settings.get(kind.__name__, {}))
