@@ -92,9 +92,8 @@ class CallbackWatcher:
 
         def call(loss: float) -> bool:
             answers: list[object] = [one.after_step(training, loss) for one in found]  # a list, so that all are called
-            ends = any(
-                isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers
-            )  # ignore other answers
+            # a hook may also return a number, such as a loss, which does not end training
+            ends = any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
             if not ends:
                 training.conclude_step()
             return ends

@@ -76,7 +76,8 @@ class FittedState:
     graph : TrainableModel
         The graph with the loss placed before or after its final activation. All other forms are derived from it.
     activation : dict
-        :attr:`TrainableModel.activation` of the graph before the loss was placed, to restore it for another loss.
+        The ``activation`` of the :class:`TrainableModel` as it was before ``graph`` was changed for the loss. A later
+        call with another loss restores it.
     shapes : dict of str to tuple
         The shape of a row of each input, as in the data of the last call.
     frozen : dict of str to ndarray
@@ -84,7 +85,7 @@ class FittedState:
     parameters : FlatParameters
         The trained parameters, and the updated running statistics.
     decoding : Decoding
-        The way from scores to predictions.
+        How scores become predictions.
     rng : numpy.random.RandomState
         Draws the order of the rows in each epoch and the validation split.
     device : Device
@@ -106,18 +107,18 @@ class FittedState:
     balanced : tuple of float or None
         The weight of each class that ``class_weight="balanced"`` computed from the data of the last fit.
     balanced_outputs : tuple of (tuple of float or None)
-        The same for each of several outputs that are trained together.
+        ``balanced`` of each output, if several outputs are trained together.
     minibatch_rows : int or None
-        Minibatch size of the last call, to which later calls pad; None without plain training, because
-        fine-tuning has a step of its own.
+        Minibatch size of the last call, to which later calls pad shorter minibatches; None without plain training,
+        because fine-tuning has a step of its own.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
     step_kind : StepKind or None
-        The kind of the last step and the reason, for users; None without plain training.
+        How the last step ran its passes and updates, and why, for ``describe()``; None without plain training.
     compared : str
         Text for ``describe()``: which comparisons with a given file were made before training.
     live : LiveSessions
-        The caches, the only part that is not data.
+        The caches, which pickles leave out.
     """
 
     graph: TrainableModel
@@ -159,7 +160,7 @@ class FittedState:
 
     @property
     def deployed(self) -> TrainableModel:
-        """The graph for prediction and export, without adapters; for a table, it has one input per column."""
+        """The graph for prediction and export: without low-rank factors, and with an input per column of a table."""
         graph = without_low_rank(self.graph)
         if self.fitted is None or self.fitted.parts is None:
             return graph
@@ -167,7 +168,7 @@ class FittedState:
         return replace(graph, model=whole.model, inputs=whole.inputs)
 
     def fitted_attributes(self) -> dict[str, Any]:
-        """Return the attributes of an estimator with this state; attributes read from the history are properties."""
+        """Return the fitted attributes by name, without those that :class:`Recorded` properties read from history."""
         found: dict[str, Any] = {
             "_state": self,
             "n_outputs_": self.decoding.n_scores,
@@ -183,22 +184,25 @@ class FittedState:
         return found if self.decoding.classes is None else {**found, "classes_": self.decoding.classes}
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return a copy of every parameter and running statistic of predictions, in the graph's order and type.
+        """Return a copy of every parameter and running statistic that predictions use, in the graph's order and type.
 
-        Adapters are merged into the matrices.
+        They are averaged if the optimizer averages, and low-rank factors are merged into the matrices.
         """
         return self.graph.kept.rounded(merged(self.prediction_weights(), self.graph.low_rank))
 
     def prediction_weights(self) -> dict[str, np.ndarray]:
-        """Return :meth:`weights` without merging: adapters have their own factors beside the matrices."""
+        """Return :meth:`weights` before merging: low-rank factors are separate entries beside the matrices."""
         return self.graph.weights({**self.frozen, **self.parameters.prediction_views()})
 
     def trained_weights(self) -> dict[str, np.ndarray]:
-        """Return the weights as they are trained: neither averaged nor merged with adapters."""
+        """Return the weights as they are trained: not averaged, and with low-rank factors as separate entries."""
         return self.graph.weights({**self.frozen, **self.parameters.views()})
 
     def predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
-        """Return a predictor with the current weights for data like ``columns``; the scores can be its last output."""
+        """Return a predictor with a copy of the current weights, for inputs as sparse or dense as ``columns``.
+
+        With ``with_scores``, the scores are its last output.
+        """
         sparse = sparse_inputs(columns)
         key = ("scores" if with_scores else "predict", sessions.forks(), sparse)
         if key not in self.live.predictors:
@@ -216,7 +220,7 @@ class FittedState:
         return self.live.predictors[key]
 
     def predictions(self, columns: Columns) -> dict[str, np.ndarray]:
-        """Return the predictions of the graph, by scikit-learn method."""
+        """Return the predictions for ``columns``, by the name of scikit-learn's method."""
         predictor = self.predictor(columns)
         results = {"predict": predictor.run(columns)}
         if self.decoding.has_probabilities:
@@ -226,7 +230,7 @@ class FittedState:
         return results
 
     def plain_predictor(self) -> Predictor:
-        """Return a predictor for the outputs of the graph itself; the scores are last.
+        """Return a predictor for the outputs of the graph in the units in which it is trained; the scores are last.
 
         It reads the parameters in place if the graph uses them unchanged, which saves the two copies of a session.
         """
@@ -240,7 +244,10 @@ class FittedState:
         return Predictor(inference, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
 
     def to_onnx(self, options: OutputOptions, *, rows_first: bool = False) -> onnx.ModelProto:
-        """Return the inference graph with the current weights; its rows are where the given file has them."""
+        """Return the inference graph with the current weights.
+
+        Its inputs and outputs have the rows on the same axes as the given file; with ``rows_first``, on the first axis.
+        """
         graph, weights = predicting_model(self)
         graph = replace(graph, layout={}) if rows_first else graph
         return to_proto(exported_model(graph, weights, self.decoding, options))
@@ -250,7 +257,7 @@ class FittedState:
         return prediction_graph(inference_model(*predicting_model(self), self.decoding)).content
 
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
-        """Return a predictor for data like ``columns`` that reads the parameters while they are trained."""
+        """Return a predictor that reads the parameters while they are trained, for inputs as sparse as ``columns``."""
         sparse = sparse_inputs(columns)
         if sparse:
             inference: Any = inference_model(self.trained_form, self.frozen, self.decoding, with_scores=with_scores)
@@ -269,14 +276,14 @@ class FittedState:
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
-    """Return the names of the inputs that stay sparse in products or, with ``every``, of all sparse inputs."""
+    """Return the names of the sparse inputs that products take without making them dense; ``every``: of all of them."""
     return tuple(name for name, one in columns.items() if one.stays_sparse or (every and one.is_sparse))
 
 
 def in_trained_form(
     graph: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
 ) -> TrainableModel:
-    """Return the trained form of a graph: rows have ``shapes``, statistics that no trained weight affects are fixed.
+    """Return the graph as it is trained: rows have ``shapes``, and statistics that no trained weight affects are fixed.
 
     ``dtype`` float32 converts a float64 graph; None keeps its type.
     """
@@ -284,7 +291,7 @@ def in_trained_form(
     return fixed if dtype in (None, fixed.dtype) else as_float32(fixed)
 
 
-# The ``model`` from which a training was started. Later calls continue with its graph; another model is refused.
+# The ``model`` of the first call. Later calls continue to train its graph, and refuse another model.
 
 
 @dataclass(frozen=True)
@@ -301,7 +308,7 @@ class Start:
 
     @classmethod
     def by(cls, estimator: Parameters) -> Start:
-        """Return the start of an estimator with these parameters."""
+        """Return copies of the parameters of ``estimator`` that determine the graph."""
         model = bare_model(estimator.model)
         kept = copied(model) if hasattr(model, "build") else without_program(model)
         return cls(kept, **{name: copied(value) for name, value in _compared(estimator).items()})
@@ -356,7 +363,7 @@ def _message(name: str, first: object, now: object) -> str:
 
 
 class RunOfMembers(Protocol):
-    """Attributes required of a state; ``snapshots`` are buffers of its parameters."""
+    """The attributes of a state that :func:`predicting_model` reads."""
 
     graph: TrainableModel
     decoding: Decoding
@@ -370,7 +377,7 @@ class RunOfMembers(Protocol):
 
 
 def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
-    """Return the graph that predicts, and its weights; with snapshots, one graph of all these networks."""
+    """Return the graph that predicts, and its weights. With snapshots, it computes the mean of all their networks."""
     if not state.snapshots:
         return state.deployed, state.weights()
     graph, members = state.graph, []
@@ -381,7 +388,7 @@ def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.
 
 
 def require_single_scores(state: RunOfMembers) -> None:
-    """Raise ValueError if the predictions of snapshots of this model cannot be averaged."""
+    """Raise ValueError if a SnapshotEnsemble cannot average the predictions of this model."""
     graph, decoding = state.graph, state.decoding
     reasons = {
         "its graph has several outputs": bool(decoding.parts),
@@ -405,11 +412,11 @@ def require_single_scores(state: RunOfMembers) -> None:
 
 
 class NotRecordedError(Exception):
-    """Raised if an estimator lacks a fitted attribute, with the reason."""
+    """Raised if the history has no value for a fitted attribute; the message is the reason."""
 
 
 class Recorded(property):
-    """A property that is a function of the history; an estimator that is not fitted has no such attribute."""
+    """A property that computes a fitted attribute from the history; AttributeError before the estimator is fitted."""
 
     def __init__(self, read: Callable[[History], Any], doc: str) -> None:
         super().__init__(self._value, doc=doc)
@@ -430,12 +437,12 @@ class Recorded(property):
 
 
 def best_validation_score(history: History) -> float | None:
-    """Return the best score; None without validation data, or if no score was a finite number."""
+    """Return the best validation score; None without validation data, or if no score was a finite number."""
     return history.best_score if history.scores.size and math.isfinite(history.best_score) else None
 
 
 def fine_tuning_columns(history: History) -> dict[str, np.ndarray]:
-    """Return a copy of the candidates of fine-tuning."""
+    """Return the table of fine-tuning's candidates: a copy of each column, by name."""
     if history.fine_tuning is None:
         raise NotRecordedError("its model was not fine-tuned")
     return {name: column.copy() for name, column in history.fine_tuning.items()}

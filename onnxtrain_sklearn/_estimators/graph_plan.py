@@ -1,7 +1,8 @@
 """Find or build the graph to train: a given graph, a fitted estimator's, a builder's, or an earlier call's.
 
-:func:`graph_plan` returns a :class:`GraphPlan`. A graph that is ``known`` before the data says how X is read. When the
-data are read, ``complete`` returns the graph for them: a builder builds it, and a new head is sized to the targets.
+:func:`graph_plan` returns a :class:`GraphPlan`. If the graph is ``known`` before the data, its inputs determine how X
+is read. After the data are read, ``complete`` returns the graph for them: a builder builds it, or a new head is sized
+to the targets.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ def trainable_graph_of(
 
 
 def graph_by_rows(given: GraphModel) -> tuple[ir.Model, dict[str, int]]:
-    """Return the graph of a file with a row for each sample on the first axis of every input.
+    """Return the graph of a file, changed so that the rows are on the first axis of every input and output.
 
-    Also return the axes of the rows in the file, of the inputs and outputs of which they are not the first.
+    Also return the axis of the rows in the file by the name of an input or output, for those that were changed.
     """
     whole = given_graph(cast("bytes", given.graph))
     bind_constants(whole, given.constant_inputs or {}, given.batch_axis)
@@ -114,12 +115,12 @@ def graph_by_rows(given: GraphModel) -> tuple[ir.Model, dict[str, int]]:
 
 
 class GraphPlan:
-    """How an estimator gets the graph that it trains: here, the graph is known before the data.
+    """A plan for the graph that an estimator trains. In this base class, the graph is known before the data.
 
     Attributes
     ----------
     known : TrainableModel or None
-        The graph; with a new head, the part below it, which is kept. None if a builder builds the graph for the data.
+        The graph; with a new head, the part of the graph upstream of it. None if a builder builds the graph.
     fitted : FittedModel or None
         The fitted scikit-learn model that is trained; None without one, or if it gets a new head.
     transformers_of : FittedModel or None
@@ -140,13 +141,13 @@ class GraphPlan:
     def complete(
         self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
     ) -> tuple[TrainableModel, Examples]:
-        """Return the graph for the data, and the data as its inputs."""
+        """Return the graph for the data, and the examples with X as its inputs."""
         assert self.known is not None
         return self.known, examples
 
 
 def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike) -> GraphPlan:
-    """Return the plan for the graph of an estimator with one output: that of an earlier call, given, or to build."""
+    """Return the plan for the graph of an estimator with one output: of an earlier call, of the user, or to build."""
     if resumed is not None:
         if resumed.began is not None:
             resumed.began.require_same(estimator)
@@ -230,7 +231,7 @@ class BuiltGraph(GraphPlan):
     def complete(
         self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
     ) -> tuple[TrainableModel, Examples]:
-        """Return the graph for the data, and the data as its input."""
+        """Return the graph for the data, and the examples with X as its input."""
         builder, estimator, targets = config.builder, self._estimator, examples.targets
         if getattr(estimator, "target_scaling", None) is not None and getattr(builder, "scales_targets", False):
             loss = resolve_loss(estimator.loss)
@@ -242,8 +243,8 @@ class BuiltGraph(GraphPlan):
             else:
                 self.target_scale = call.stream.scale(method, centered=centered)
         training_rows = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
-        # The graph scales X itself, by two nodes in front (``scale_rows``): the columns stay as they are. It does so if
-        # the builder asks for it (``scales_rows``), except in three cases:
+        # If the builder asks for it (``scales_rows``), two nodes at the front of the graph scale X (``scale_rows``),
+        # except in three cases:
         # - The targets of a regressor are not scaled.
         # - The builder is the user's: its weights may suit the rows as they are.
         # - A linear model has a penalty, whose meaning depends on the units.
@@ -266,9 +267,9 @@ def built_graph(
     rng: np.random.RandomState,
     scale: InputScale | None = None,
 ) -> TrainableModel:
-    """Return the trainable form of the graph that a builder builds for the training rows; None: for all rows.
+    """Return the trainable form of the graph that a builder builds for the training rows; None takes all rows.
 
-    ``scale``, which only builders of this package get, is built into the graph.
+    ``scale`` is built into the graph. It is None for the user's own builders.
     """
     (column,) = examples.columns.values()
     n_features, n_scores = math.prod(column.shape[1:]), examples.targets.n_scores
@@ -280,7 +281,7 @@ def built_graph(
         "y": lambda: targets[rows],
         "sample_weight": lambda: None if weights is None else weights[rows],
     }
-    keywords = {name: makers[name]() for name in keywords_of(builder)}  # those that the builder declares
+    keywords = {name: makers[name]() for name in keywords_of(builder)}  # only keywords that the builder takes
     if is_plain(builder) and makes_drafts(builder):
         draft = builder.draft(n_features, n_scores, rng, **keywords)
         numbers = None if scale is None else (scale.center.tobytes(), scale.divisor.tobytes())
@@ -311,21 +312,21 @@ _drafted_graphs: Cache[TrainableModel] = Cache(64, 2**25, lambda graph: sum(a.nb
 
 
 def _drafted_graph(builder: Builder, draft: Draft, scale: InputScale | None) -> TrainableModel:
-    """Return the graph of a draft with zeros in place of the weights of this fit."""
+    """Return the graph of a draft with zeros as weights, to be cached; each fit sets its own weights."""
     proto = draft.graph()
     erase_initializers(proto, draft.weights)
-    # A draft needs none of the repairs of files: it has no functions, no fused operators and no declared types to mend.
+    # A draft needs no repairs, unlike a file: it has no functions, no fused operators and no wrong type declarations.
     require_within_limits(proto)
     with refusing("The graph that the builder builds is not valid"):
         whole = infer_declared(readable(proto))
     scale_rows(whole, scale)
     graph = _graph_built_by(builder, whole)
-    return graph.with_weights(graph.weights())  # as arrays: weights in an external file would be read anew in each fit
+    return graph.with_weights(graph.weights())  # copy weights of an external file into memory
 
 
 def _graph_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
     members = getattr(builder, "n_members", None)
-    # checked here, because a user's builder need not check it
+    # check it here, because a user's builder may not
     if members is not None and not (isinstance(members, int | np.integer) and members >= 1):
         raise ValueError(f"n_members of {type(builder).__name__} must be an int, at least 1, or None, got {members!r}.")
     graph = replace(trainable_model(whole), members=None if members is None else int(members))
@@ -337,7 +338,7 @@ def _graph_built_by(builder: Builder, whole: ir.Model) -> TrainableModel:
     return graph
 
 
-# Scale rows with large numbers: the network subtracts a center and divides by a power of two.
+# Scale columns of large numbers: the graph subtracts a center and divides by a power of two.
 #
 # With initial weights, outputs are about as large as inputs, so one column of large numbers dominates. Center and
 # divisor are constants of the graph, not weights, so the exported file takes the columns in their own units. The
@@ -349,7 +350,7 @@ LEAST_SIZE = 2.0
 """Columns of at least this root mean square are scaled; standardized columns, of about one, stay as they are."""
 
 CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
-"""A mean square that is below this in float32 is below LEAST_SIZE**2 despite rounding."""
+"""A float32 mean square below this limit is certainly below LEAST_SIZE**2, in spite of its rounding."""
 
 LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
 """Limits of the sample on which the size of the columns is measured: rows at most, numbers at most, rows at least.
@@ -358,7 +359,7 @@ At least LEAST_ROWS rows are read (all, if there are fewer), even if they hold m
 """
 
 _NUMBERS_AT_ONCE = 2**17
-"""Numbers read at once: rows may be images, mapped from a file."""
+"""Most numbers that are read at once, because rows may be images that are mapped from a file."""
 
 _LARGEST_EXPONENT = 120
 """The largest exponent of a divisor; its reciprocal 2**-e must be a normal number in float32."""
@@ -373,7 +374,7 @@ class InputScale:
 
 
 def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -> InputScale | None:
-    """Return the scale of the rows in the graph of a builder; None if no column of the training rows is large."""
+    """Return the scale that the graph of a builder applies to X; None if no column of the training rows is large."""
     # The sample of rows: evenly spaced, and in order, because they may be read from a file.
     (column,), kind = examples.columns.values(), getattr(builder, "scales_rows", None)
     row_shape, n_numbers = column.shape[1:], math.prod(column.shape[1:])
@@ -386,8 +387,8 @@ def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -
         if _are_small(numbers, weights):
             return None
 
-    # Mean, deviation and root mean square of each column, or of each channel of images. Sums are taken of differences
-    # from the first row: squares of numbers far from 0 would lose the spread.
+    # Mean, deviation and root mean square of each column, or of each channel of images. Add up differences from the
+    # first row, because in the squares of numbers far from 0 the spread would be rounded away.
     every_axis = tuple(range(len(row_shape)))
     axes = () if kind == BY_COLUMN else every_axis[1:] if len(every_axis) == 3 else every_axis
     origin: Any = 0.0
@@ -423,13 +424,13 @@ def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -
 
 @ignores_float_errors
 def _are_small(rows: np.ndarray, weights: np.ndarray) -> bool:
-    """Return True if no column is large: all mean squares are clearly below the limit."""
+    """Return True if no column is large, by a quick float32 test: all mean squares are clearly below the limit."""
     mean_squares = weights.astype(rows.dtype) @ (rows * rows) / weights.sum()
     return bool((mean_squares < CLEARLY_SMALL).all())
 
 
 def scale_rows(model: ir.Model, scale: InputScale | None) -> None:
-    """Change ``model`` in place so that it scales its rows first."""
+    """Insert the nodes that scale X at the front of ``model``, in place; None inserts nothing."""
     if scale is None:
         return
     (rows,) = model.graph.inputs

@@ -1,7 +1,7 @@
 """HTML of an estimator in notebooks: scikit-learn's table, links to the documentation, graph and loss curve.
 
-Graph and curves are drawn as SVG by this package, so that they need no library and no network. All text in them is
-escaped: the names of a graph may be anybody's.
+This module draws graph and curves as SVG, so that they need no library and no network. It escapes all text, because the
+names in a graph may come from an untrusted file.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ..exceptions import ModelError
 PACKAGE, DISTRIBUTION = "onnxtrain_sklearn", "onnxtrain-sklearn"
 
 PAGE = f"api/generated/{PACKAGE}.{{name}}.html"
-"""The page of a public class within the site of the documentation."""
+"""The path of the page of a public class, within the documentation."""
 
 MOST_BOXES = 200
-"""Boxes up to which a graph is shown; larger ones cannot be read in a page."""
+"""Most boxes of a graph that is drawn; larger graphs would be unreadable."""
 
 MOST_CURVES = 16
-"""Most curves that are shown; of a larger ensemble, these are the curves of its first networks."""
+"""Most curves that are drawn; of a larger ensemble, the curves of its first networks are drawn."""
 
 
 @lru_cache(maxsize=1)
 def documentation_url() -> str | None:
-    """Return the address of the documentation, as pyproject.toml declares it; None if it declares none."""
+    """Return the URL of the documentation from the package's metadata; None if there is none."""
     try:
         declared = metadata.metadata(DISTRIBUTION).get_all("Project-URL") or []
     except metadata.PackageNotFoundError:
@@ -45,7 +45,7 @@ def documentation_url() -> str | None:
 
 
 def page_of(kind: type) -> str:
-    """Return the address of the page on a class; empty for classes of others, and without documentation."""
+    """Return the URL of the page on a class; empty for classes of other packages, and without documentation."""
     site = documentation_url()
     if site is None or kind.__module__.partition(".")[0] != PACKAGE:
         return ""
@@ -53,20 +53,20 @@ def page_of(kind: type) -> str:
 
 
 def meanings(estimator: Any) -> str:
-    """Return a description of the parameters; empty if scikit-learn links them to the documentation."""
+    """Return an HTML list of the parameters and their meanings; empty if scikit-learn links to the documentation."""
     if documentation_url() is not None:
         return ""
     declared: Mapping[str, Parameter] = type(estimator).declared
     names = [name for name in inspect.signature(type(estimator)).parameters if name in declared]
     entries = []
-    for name in names:  # without the marks of reStructuredText
+    for name in names:  # remove the markup of reStructuredText
         text = re.sub(r":\w+:`~?([^`]*)`", r"\1", declared[name].text).replace("``", "").strip()
         entries.append(f"<dt><code>{escape(name)}</code>: {escape(declared[name].kind)}</dt><dd>{escape(text)}</dd>")
     return _unfolding("What the parameters mean", f"<dl>{''.join(entries)}</dl>")
 
 
 def pictures(estimator: Any) -> str:
-    """Return the curves and the graph of a fitted estimator, which unfold."""
+    """Return the curves and the graph of a fitted estimator, in sections that the reader can unfold."""
     rows = getattr(estimator, "history_", None)
     if rows is None:
         return ""
@@ -81,7 +81,7 @@ def _unfolding(title: str, content: str) -> str:
 
 
 def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
-    """Return the losses and the validation scores in a history."""
+    """Return drawings of the losses and the validation scores in a history."""
     losses: dict[str, list[float]] = {}
     scores: dict[str, list[float]] = {}
     for row in rows:
@@ -97,10 +97,10 @@ def _curve_drawings(rows: Iterable[HistoryRow]) -> str:
 
 
 def _graph(estimator: Any) -> str:
-    """Return the graph that predicts."""
+    """Return a drawing of the inference graph, or a sentence if it cannot be drawn."""
     try:
         ir_graph = load(estimator.to_onnx()).graph
-    except ModelError as error:  # such as of labels that ONNX has no type for
+    except ModelError as error:  # for example, ONNX has no type for the labels
         return escape(str(error))
     describe = getattr(estimator, "describe", None)
     trained = ir_graph.initializers if describe is None else {entry.name for entry in describe().of("trained")}
@@ -123,11 +123,11 @@ LEFT, TOP, BOTTOM = 70, 10, 22
 
 COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf")
 MOST_POINTS = 420
-"""Points of a curve that are drawn: more than pixels cannot be told apart."""
+"""Most points of a curve that are drawn: more points than pixels would be invisible."""
 
 
 def curves_svg(curves: Mapping[str, Sequence[float]]) -> str:
-    """Return a drawing of curves over epochs, by name; on a logarithmic scale where all numbers are positive.
+    """Return a drawing of named curves over epochs; the scale is logarithmic if all numbers are positive.
 
     Numbers that are not finite leave a gap.
     """
@@ -161,7 +161,7 @@ def _svg_text(x: float, y: float, text: str, anchor: str = "start", color: str =
 
 
 def _polyline(curve: Sequence[float], color: str, limits: tuple[float, float], epochs: int) -> str:
-    """Return the line of a curve; a point that stands alone is a dot."""
+    """Return the path of a curve; a point without neighbors becomes a dot."""
     every = math.ceil(len(curve) / MOST_POINTS) if curve else 1
     shown = sorted({*range(0, len(curve), every), len(curve) - 1}) if curve else []
     parts, part = [], list[str]()

@@ -1,9 +1,9 @@
-"""The task of an output of the graph (:class:`OutputTask`), and the way from its scores to predictions (``Decoding``).
+"""Choose how an output is trained and decoded: its task (:class:`OutputTask`), its targets and its ``Decoding``.
 
-An ``output_task`` is made of the parameters of an estimator: labels or numbers, how ``y`` is encoded, how predictions
-are scored. If several outputs are trained, each has one. The loss, the targets and the number of scores then determine
-the decoding: ``task`` (a word such as "multiclass"), link and labels. A given graph is run first, to learn whether its
-output holds scores, probabilities or logarithms.
+An ``output_task`` holds the parameters for one output: whether it predicts labels or numbers, how ``y`` is encoded, and
+how predictions are scored. If several outputs are trained, each has one. The loss, the targets and the number of scores
+then determine the decoding, which turns scores into predictions: ``task`` (a word such as "multiclass"), link and
+labels. A given graph is run first, to learn whether its output holds scores, probabilities or logarithms.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from .fitted_state import Columns, FittedState
 from .parameters import Parameters
 
 IGNORED_BY_DEFAULT = -100
-"""The default of ``ignore_label``, as in PyTorch. Users may not know of it, so they are warned if it ignores labels."""
+"""The default of ``ignore_label``, as in PyTorch. Users may not know it, so a warning says if it ignores labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +80,13 @@ class OutputTask(ABC):
     Attributes
     ----------
     loss : str, Loss or block
-        As the estimator was given it.
+        The parameter of the estimator.
     output_kind : str
-        The content of the output of a given graph, such as "probabilities"; "auto": a run of the graph tells.
+        The content of the output of a given graph, such as "probabilities"; "auto": run the graph to find out.
     class_axis : int or str
     ignore_label : int, float, str or None
     class_weight : dict, list of dicts, "balanced" or None
-        This, ``class_axis`` and ``ignore_label`` are for labels; :class:`NumberTask` leaves them at their defaults.
+        ``class_axis``, ``ignore_label`` and ``class_weight`` are for labels; :class:`NumberTask` keeps the defaults.
     """
 
     loss: Any
@@ -101,26 +101,26 @@ class OutputTask(ABC):
 
     @property
     def label_kind(self) -> LabelKind:
-        """The content of ``y``, which the loss declares: labels, or shares of the classes."""
+        """The content of ``y``: "labels", or the kind of soft labels that the loss declares."""
         return self.loss.targets if isinstance(self.loss, Loss) and self.classifies else "labels"
 
     @abstractmethod
     def encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        """Return the targets as numbers; ``classes`` are the classes already known."""
+        """Return ``y`` as targets; ``classes`` are the classes of all calls, and None takes those in ``y``."""
 
     @abstractmethod
     def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
-        """Return the score of predictions of validation rows."""
+        """Return the score of predictions for validation rows."""
 
 
 class LabelTask(OutputTask):
-    """Labels: one a row, several a row, or one at each position of a row."""
+    """The task of an output that predicts labels: one per row, several per row, or one for each position of a row."""
 
     classifies = True
     default_loss = "log_loss"
 
     def encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        """Return the indices of the labels, or indicators."""
+        """Return the labels as class indices, as indicators, or as shares of the classes."""
         targets = label_targets(y, classes, self.ignore_label)
         mask = targets.label_mask
         if mask is not None and mask.ndim == 1 and self.ignore_label == IGNORED_BY_DEFAULT:
@@ -139,7 +139,7 @@ class LabelTask(OutputTask):
         if targets.has_positions:
             return validation_accuracy(predicted, targets, weights)
         if targets.lacks_labels:
-            # the share of rows whose counted labels are all right, weighted by the user's weights
+            # the fraction of rows whose labels are all right except ignored ones, weighted by the user's weights
             labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
             rows = rows_with_labels(targets)
             given = None if weights is None else given_weights(targets, weights)
@@ -154,13 +154,13 @@ class LabelTask(OutputTask):
 
 
 class NumberTask(OutputTask):
-    """Numbers: one a row, several a row, or rows of several axes."""
+    """The task of an output that predicts numbers: one per row, several per row, or rows of several axes."""
 
     classifies = False
     default_loss = "squared_error"
 
     def encode(self, y: ArrayLike, classes: Classes) -> Targets:
-        """Return the numbers."""
+        """Return ``y`` as numeric targets."""
         return regression_targets(y, allow_nd=True)
 
     def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
@@ -168,11 +168,11 @@ class NumberTask(OutputTask):
         return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
 
 
-# Which methods an estimator has depends on its loss and its fitted state.
+# The methods that an estimator has depend on its loss and its fitted state.
 
 
 def require_probabilities(estimator: Parameters) -> bool:
-    """Return True; raise AttributeError, as ``available_if`` expects, if there are no probabilities."""
+    """Return True if the estimator has ``predict_proba``; else raise AttributeError, as ``available_if`` expects."""
     state: FittedState | None = getattr(estimator, "_state", None)
     loss = estimator.loss
     if not (has_probabilities(loss) if state is None else state.decoding.has_probabilities):
@@ -181,13 +181,13 @@ def require_probabilities(estimator: Parameters) -> bool:
 
 
 def has_probabilities(loss: object) -> bool:
-    """Return True if ``loss`` gives probabilities, or is invalid: ``fit`` raises the error for that."""
+    """Return True if ``loss`` gives probabilities, or if it is invalid, for which ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
 
 
 def takes_negative_numbers(loss: object) -> bool:
-    """Return True if ``loss`` takes targets below zero, or is invalid: ``fit`` raises the error for that."""
+    """Return True if ``loss`` takes targets below zero, or if it is invalid, for which ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     try:
         if isinstance(known, Loss):
@@ -228,7 +228,7 @@ def weighted_targets(
     if has_positions:
         return weighted_positions(targets, sample_weight, output_task.class_weight)
 
-    # The outputs of the first call: their number, and one label or several in a row.
+    # y must have the same number of outputs, and of labels per row, as in the first call.
     if decoding is not None and targets.task == "regression" and targets.row_shape != decoding.row_shape:
         shapes = [("n", *(shape or [decoding.n_scores])) for shape in (targets.row_shape, decoding.row_shape)]
         raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
@@ -250,10 +250,10 @@ def _require_rows(n_rows: int, targets: Targets) -> None:
 
 
 def known_classes(classes: Any, earlier: Classes, *, of_columns: bool) -> Classes:
-    """Return the classes that the user names, sorted, or those of an ``earlier`` call, to which they must be equal.
+    """Return ``classes`` as arrays, sorted; None takes the ``earlier`` ones. They must equal those of an earlier call.
 
-    The columns of a given graph, and those of soft labels (``of_columns``), belong to the classes in sorted order, so
-    the user must name them in that order.
+    With ``of_columns`` the user must give them in sorted order, because the columns of a given graph or of soft labels
+    belong to the classes in that order.
     """
     if classes is None:
         return earlier
@@ -266,9 +266,9 @@ def known_classes(classes: Any, earlier: Classes, *, of_columns: bool) -> Classe
 
 
 def require_known_labels(output_task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
-    """Raise at the first ``partial_fit`` if the labels of later calls are unknown.
+    """Raise in the first ``partial_fit`` unless all labels are known, because later calls may bring other labels.
 
-    They are known from ``classes``, or if y is an indicator matrix or soft, with a column for each label.
+    They are known from ``classes``, or from the columns of ``y`` if it holds indicators or soft labels.
     """
     if output_task.label_kind != "labels":
         return
@@ -281,9 +281,9 @@ def require_known_labels(output_task: OutputTask, y: ArrayLike, classes: Classes
 def balanced_weights(
     output_task: OutputTask, sample_weight: ArrayLike | None, targets: Targets
 ) -> tuple[float, ...] | None:
-    """Return the weight of each class by ``class_weight="balanced"``.
+    """Return the weight of each class that ``class_weight="balanced"`` computes from the targets.
 
-    None if it is not set, or if rows have several labels.
+    None for another ``class_weight``, or if rows have several labels.
     """
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
     if output_task.class_weight != "balanced" or not one_label:
@@ -294,14 +294,14 @@ def balanced_weights(
     return tuple(weights_of_classes("balanced", targets.classes, targets.values, weights).tolist())
 
 
-# Labels at each position of a row: recognize them in ``y``, and find the axis of the scores that holds the classes.
+# Rows with a label for each position: recognize them in ``y``, and find the axis of the scores that holds the classes.
 
 
 def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: ArrayLike) -> bool:
-    """Return True if ``y`` has a label at each position.
+    """Return True if ``y`` has a label for each position of a row.
 
-    It does if ``class_axis`` is set, or if it has more than two axes. The columns of a matrix are positions or several
-    labels of a row, depending on the axes of the scores.
+    It has if ``class_axis`` is set, or if ``y`` has more than two axes. The columns of a matrix ``y`` are positions or
+    several labels of a row, depending on the axes of the scores.
     """
     if not output_task.classifies or sp.issparse(y):
         return False
@@ -315,7 +315,7 @@ def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: Ar
     if output_task.class_axis != "auto":
         return True
     if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
-        return False  # one axis, without a copy
+        return False  # a plain list has one axis; np.asarray would copy it
     try:
         shape = getattr(y, "shape", None)
         n_axes = np.asarray(y).ndim if shape is None else len(shape)
@@ -339,9 +339,9 @@ def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: Ar
 def positions_of(
     reference: ReferenceOutput | None, graph: TrainableModel, targets: Targets, setting: int | str
 ) -> Positions:
-    """Return the axes of the scores.
+    """Return the positions of the labels, and the axis of the scores that holds the classes.
 
-    Raise ValueError if they do not fit the labels, or if the first and the last axis could both hold the classes.
+    Raise ValueError if the scores do not fit the labels, or if both their first and last axis could hold the classes.
     """
     if reference is None:
         raise ValueError(
@@ -371,14 +371,14 @@ def positions_of(
 
 
 def trained_positions(decoding: Decoding, targets: Targets) -> TrainedPositions | None:
-    """Return a training step's description of the labels at positions; None if y has no labels at positions."""
+    """Return how a training step reads labels for each position of a row; None if ``y`` has no such labels."""
     if decoding.positions is None or targets.label_weights is None:
         return None
     return TrainedPositions(decoding.positions, targets.row_shape, tuple(targets.label_weights.tolist()))
 
 
 def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
-    """Return the settings with ``ignores=True`` if a row may have several labels of which some do not count."""
+    """Return the settings, with ``ignores=True`` if some of a row's labels may be ignored."""
     return with_attributes(settings, ignores=True) if targets.lacks_labels and not settings.ignores else settings
 
 
@@ -387,18 +387,18 @@ def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
 
 @dataclass(frozen=True)
 class DecodedGraph:
-    """The decoding of the trained outputs and the decisions that belong to it.
+    """The decoding of the trained outputs, and the graph and settings that go with it.
 
     Attributes
     ----------
     original : TrainableModel
         The graph, marked with the content of its output: scores, probabilities or logarithms.
     graph : TrainableModel
-        The same with ``scores`` set to the value that the loss reads, before or after the final activation.
+        ``original`` with ``scores`` set to the value that the loss reads, before or after the final activation.
     decoding : Decoding
     settings : StepSettings
     references : tuple of ReferenceOutput or None
-        Each output of a given graph as found by running it on some rows of the data; None without a given graph.
+        The values of each output of a given graph for some rows of the data; None without a given graph.
     """
 
     original: TrainableModel
@@ -409,7 +409,7 @@ class DecodedGraph:
 
 
 class DecodedOutput(NamedTuple):
-    """The choice for one output: as in :class:`DecodedGraph`, with the output of a given graph as a run found it."""
+    """The decoding of one output; the attributes are those of :class:`DecodedGraph`."""
 
     original: TrainableModel
     graph: TrainableModel
@@ -418,7 +418,7 @@ class DecodedOutput(NamedTuple):
 
 
 def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodedGraph:
-    """Return the decoding for the loss and the targets, and the settings of the step."""
+    """Return the decoding of the graph's output for the loss and the targets, with the settings of the step."""
     config, resumed, fitted = context.config, context.resumed, context.fitted
     output_task: OutputTask = context.estimator._output_task()
     has_known_scores = graph.members is not None or bool(context.head_names)
@@ -460,7 +460,7 @@ def choose_output(
 ) -> DecodedOutput:
     """Return the decoding of one output of a graph.
 
-    A run of the ``given`` graph tells what its output holds. Without one, the number of scores is known from the
+    A ``given`` graph is run to learn what its output holds. For another graph, the number of scores is known from the
     decoding of an ``earlier`` call, from a ``fitted`` model, or because the graph was built for the targets.
     """
     loss.check_targets(targets.values)
@@ -489,7 +489,7 @@ def choose_output(
 
 
 def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
-    """Return the loss; the default for a fitted model is the loss that the model minimizes."""
+    """Return the loss of an output. For a fitted model, the default is the loss that this model minimizes."""
     follows = isinstance(output_task.loss, str) and output_task.loss == output_task.default_loss
     return resolve_loss(fitted.loss if follows and fitted is not None else output_task.loss, graph.joined)
 
@@ -507,7 +507,7 @@ def _score_columns(graph: TrainableModel, columns: Columns, device: Device) -> i
 def decoding_for(
     graph: TrainableModel, loss: Loss, targets: Targets, n_scores: int, positions: Positions | None
 ) -> tuple[TrainableModel, Decoding]:
-    """Return the model with ``scores`` set before or after its final activation, and the decoding."""
+    """Return the model, with ``scores`` before or after its final activation as the loss requires, and the decoding."""
     of_pairs = graph.link == "votes"
     task = _trained_task(targets, n_classes_of(n_scores) if of_pairs and n_scores > 1 else n_scores)
     task_of_label: Task = "multiclass" if task == "multioutput" else task
@@ -543,7 +543,7 @@ def decoding_for(
 
 
 def _trained_task(targets: Targets, n_scores: int) -> Task:
-    """Return the task for ``n_scores`` scores; two classes with two scores are trained as multiclass."""
+    """Return the task for targets and a number of scores; two classes with two scores are trained as multiclass."""
     if targets.task == "binary" and n_scores == 2:
         return "multiclass"
     if n_scores != targets.n_scores:

@@ -53,15 +53,15 @@ The graph to train. Training starts from its weights, and the model itself is no
 lists the weights. It may be
 
 - an ONNX file: its path, its bytes, a ``ModelProto``, or the ``ONNXProgram`` that ``torch.onnx.export``
-  returns. float16 and bfloat16 are trained in float32 and exported in their own type. A final softmax or
+  returns. float16 and bfloat16 weights are trained in float32 and exported in their own type. A final softmax or
   sigmoid is recognized, also before operators that change only the shape: the loss is computed from the scores
   before it, and ``predict_proba`` returns the output of the graph. Opsets 11 to 26 are trained if the installed
   onnxruntime runs them, others if ONNX can convert them.
-- a fitted scikit-learn model or pipeline of the same kind, converted by skl2onnx. Its features and labels are
-  kept, and so are the columns of text that it encodes. Outlier detectors count as classifiers with the labels
-  -1 and 1.
-- a graph builder, such as ``MLP((64, 32))`` or ``Linear()``, which makes a graph sized to the data; or the name
-  of one, whose parameters are nested (``model__hidden_layer_sizes``). None: ``MLP()``.
+- a fitted scikit-learn model or pipeline (a classifier for a classifier, a regressor for a regressor), converted by
+  skl2onnx. Its features, its labels and the text columns that it encodes are kept. Outlier detectors count as
+  classifiers with the labels -1 and 1.
+- a graph builder, such as ``MLP((64, 32))`` or ``Linear()``, which makes a graph sized to the data; or the name of
+  a builder. The builder's parameters are nested (``model__hidden_layer_sizes``). None: ``MLP()``.
 - a :class:`~onnxtrain_sklearn.GraphModel`: an ONNX file, with the output to train, the content of this output,
   the mode of its nodes, the axis of the classes or of the rows, or the inputs that are the same in every call.
 
@@ -75,13 +75,14 @@ minimizes, with its settings (quantile, margin), or the nearest one: a table in 
 to fine-tuning lists them. ``loss=SquaredError()`` or ``LogLoss()`` sets the default of other models.""", tunes=True),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
-of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors by parameter and a schedule
-of the weight decay (:class:`~onnxtrain_sklearn.optimizers.Optimizer`). In each step, "adamw" decays all weights
-by 0.01 times the learning rate, as in PyTorch. Names:
+of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors of learning rate and weight
+decay for single parameters, and a schedule of the weight decay
+(:class:`~onnxtrain_sklearn.optimizers.Optimizer`). In each step, "adamw" decays all weights by 0.01 times the
+learning rate, as in PyTorch. Names:
 """ + _listed(OPTIMIZERS)),
     "learning_rate_init": Parameter("float", """
-Learning rate, which ``learning_rate`` multiplies by the factor of its schedule. With 0, the weights stay as
-they are.""", (NOT_NEGATIVE,)),
+Learning rate. The schedule ``learning_rate`` multiplies it by a factor in each step. With 0, the weights do not
+change.""", (NOT_NEGATIVE,)),
     "learning_rate": Parameter("str or Schedule", """
 Schedule of the learning rate, a name or an object. Names:
 """ + _listed(SCHEDULES)),
@@ -98,42 +99,43 @@ rows than ``batch_size``, they are one minibatch. Each call of ``partial_fit`` i
 Strength of the penalty on weights, not biases (parameters of rank 2 and more), as in scikit-learn's MLP:
 ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by the sum of the sample weights of the minibatch.
 "auto": in ``fit``, for an :class:`~onnxtrain_sklearn.MLP` with hidden layers and the default loss, 2 for labels
-and 5 for scaled numbers, times the mean weight of a row, times the share of a minibatch in all rows. An epoch
-then has the penalty of ``LogisticRegression(C=0.5)``, which matters on up to some thousand rows. For all other
-models and losses, in ``partial_fit``, which does not know how many rows will come, and in exported training
-graphs: 0.""",
+and 5 for scaled numbers, times the mean weight of a row, divided by the number of minibatches in an epoch. An epoch
+then has the penalty of ``LogisticRegression(C=0.5)``, which matters on up to some thousand rows. It is 0 for all
+other models and losses, in ``partial_fit``, which does not know the total number of rows, and in exported training
+graphs.""",
         (NOT_NEGATIVE, OneOf(("auto",)))),
     "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty: 0 is L2, 1 is L1.", (FRACTION,)),
     "dropout_schedule": Parameter("str or Schedule", """
-Schedule that multiplies all dropout ratios in the graph, step by step; takes the names of ``learning_rate``."""),
+Schedule that multiplies all dropout ratios in the graph, step by step; it takes the same names as
+``learning_rate``."""),
     "trainable": Parameter('"all", str, list of str, or callable', """
 The parameters to train: names, glob patterns such as "layers.1.*", or a function ``(name, array) -> bool``. All
-others are frozen: they keep their values to the bit. The parameters of a fitted scikit-learn model are named by
+other parameters are frozen: their bits do not change. The parameters of a fitted scikit-learn model are named by
 step and attribute: "logisticregression.coef", "*.coef", "pca.*". A BatchNormalization whose scale and shift are
 both frozen normalizes by its running statistics and does not update them.""", tunes=True),
     "adapters": Parameter("LoRA or None", """
-Low-rank factors (:class:`~onnxtrain_sklearn.LoRA`) to train beside the matrices of a given model, which stay as
-they are. With ``trainable="all"`` only these factors are trained; other values of ``trainable`` add parameters
+Low-rank factors (:class:`~onnxtrain_sklearn.LoRA`) to train beside the matrices of a given model, which do not
+change. With ``trainable="all"`` only these factors are trained; other values of ``trainable`` add parameters
 that are not adapted. Predictions, ``weights_`` and ``to_onnx()`` have the factors merged into the matrices.
 ``adapters_`` holds the factors by name, and :meth:`save_adapter` writes them to a file. None: no adapters.""",
         (Instance(LoRA, "a LoRA"), None)),
     "finetune": Parameter('"auto", FineTuner or None', """
 How ``fit`` trains a model that was trained before. "auto": a fitted scikit-learn model, also one in an ONNX
-file, is adapted to few new rows by :class:`~onnxtrain_sklearn.FineTuner`. But if you change a parameter of
-plain training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...),
-plain training it is. A FineTuner: fine-tune any given graph with these settings. None: plain training by
-``optimizer``. Builders and ``partial_fit`` always use plain training.""",
+file, is adapted to few new rows by :class:`~onnxtrain_sklearn.FineTuner`, unless you change a parameter of plain
+training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...). A
+FineTuner: fine-tune any given graph with these settings. None: plain training by ``optimizer``. Builders and
+``partial_fit`` always use plain training.""",
         (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None), tunes=True),
     "tol": Parameter("float", """
 Smallest improvement that counts, of the loss or of the score or loss that ``early_stopping`` watches.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
     "n_iter_no_change": Parameter("int or np.inf", """
-End training after more than this number of epochs in a row without improvement. np.inf: never end for this
+Stop training after more than this number of consecutive epochs without improvement. np.inf: never stop for this
 reason.""",
         (COUNT, OneOf((np.inf,)))),
     "early_stopping": Parameter('bool or "best_epoch"', """
-Whether to watch validation data instead of the training loss, and to end with the weights that were best on
-them. Classifiers watch the validation loss, because on few rows the accuracy stands still for many epochs while
+Whether to watch validation data instead of the training loss, and to keep the weights that were best on these
+data. Classifiers watch the validation loss, because on few rows the accuracy stands still for many epochs while
 the network learns. Regressors watch R² if the loss is the squared error, else the validation loss (``judged_by``
 of :class:`~onnxtrain_sklearn.losses.Loss`). Estimators of several outputs watch the mean of their scores, or the
 sum of all losses if an output of numbers has another loss. ``scoring`` names a score to watch instead.
@@ -144,10 +146,10 @@ the best one, whatever ``tol`` is. Of equally good epochs True takes the first,
 Score on the validation data, in place of accuracy or R²: the name of a scorer of scikit-learn (``"accuracy"``,
 ``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``), or a function ``(estimator, X, y) -> float``,
 which also takes ``sample_weight`` if rows are weighted. Higher is better. Early stopping watches this score, and
-fine-tuning with ``X_val`` chooses by it. It
-is computed after each epoch; the estimator given to a function predicts only the validation data ``X``, by the
-weights of that epoch. If a row has several labels, ``"neg_log_loss"`` and ``"neg_brier_score"`` are means over
-the labels; scikit-learn's own would read the row as one label. It needs validation data:
+fine-tuning with ``X_val`` chooses by it. It is computed after each epoch; the estimator that a function receives
+can predict only the validation data ``X``, with the weights of that epoch. If a row has several labels,
+``"neg_log_loss"`` and ``"neg_brier_score"`` are means over the labels, because scikit-learn's scorers would read
+the row as one label. It needs validation data:
 ``early_stopping=True``, or ``X_val`` and ``y_val``.""", tunes=True),
     "validation_fraction": Parameter("float", """
 Share of the rows that early stopping holds out if ``fit`` gets no ``X_val``.""",
@@ -203,15 +205,15 @@ and validation scores, not to the loss. The bounds are rounded to the type of th
 CLASSIFIER: Mapping[str, Parameter] = {
     **SHARED,
     "ignore_label": Parameter("int, float, str or None", """
-Label that does not count: for a row, for one of several labels of a row, or at a position, such as the padding
-of short rows. It does not enter loss, scores, weights and ``classes_``; the loss is the mean over all labels
-that count. NaN: missing labels do not count, None included. None: all labels count.""",
+Label to ignore: the label of a row, one of several labels of a row, or the label of a position, such as the
+padding of short rows. It does not enter loss, scores, weights and ``classes_``; the loss is the mean over all
+other labels. NaN: ignore missing labels, including None. None: ignore no label.""",
         (Instance(Real, "a number"), Instance(str, "a text"), None)),
     "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
 Weights of the classes, a dict from labels to weights. They multiply ``sample_weight``, in training and in
 validation scores. "balanced": inversely proportional to the weight of the class in ``y``; not for
 ``partial_fit``. If a row has several labels: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.
-None: those that a fitted scikit-learn model was fitted with, else equal weights. {}: equal weights.""",
+None: the weights with which a given scikit-learn model was fitted, else equal weights. {}: equal weights.""",
         (Instance(Mapping, "a dict from labels to weights"), Instance(list, "a list of such dicts"),
          OneOf(("balanced",)), None), tunes=True),
 }  # fmt: skip
@@ -248,18 +250,18 @@ class DeclaredEstimator(Parametrized):
 class Parameters(DeclaredEstimator):
     """The parameters that the estimators share, with their types and defaults.
 
-    The constructors are those of dataclasses: they store what they are given, unchanged, as scikit-learn requires. A
+    The estimators are dataclasses: their constructors store the arguments unchanged, as scikit-learn requires. A
     subclass adds its own parameters, or other defaults.
     """
 
     _output_kinds: ClassVar[tuple[str, ...]]
-    """The values of ``output_kind`` of a :class:`GraphModel` that the estimator takes for all outputs."""
+    """The valid values of ``output_kind`` of a :class:`GraphModel` for this estimator."""
 
     finetune: ClassVar[str | FineTuner | None] = None
-    """Plain training; a parameter of the estimators of one output."""
+    """None is plain training. Estimators of one output redefine it as a parameter."""
 
     model: ModelLike = field(default=None, kw_only=False)
-    loss: str | Loss | LossBlock  # the default is that of the estimator
+    loss: str | Loss | LossBlock  # each estimator has its own default
     optimizer: str | BaseOptimizer = "adamw"
     learning_rate_init: float = 0.001
     learning_rate: str | Schedule = "constant"
@@ -286,11 +288,11 @@ class Parameters(DeclaredEstimator):
     runtime: Runtime | None = None
 
 
-# The docstring section on the attributes of the estimators.
+# The section on fitted attributes in the docstrings of the estimators.
 
 
 def attributes(*, score: str, classes: str = "") -> str:
-    """Return the section on attributes.
+    """Return the "Attributes" section for the docstring of an estimator with one output.
 
     Parameters
     ----------
@@ -303,7 +305,7 @@ def attributes(*, score: str, classes: str = "") -> str:
 
 
 def output_attributes() -> str:
-    """Return the section of the estimator of several outputs."""
+    """Return the "Attributes" section for the docstring of the estimator of several outputs."""
     text = attributes(score="Mean of the scores of the outputs", classes=OUTPUT_ENTRIES)
     kept = text.replace("n_outputs_ : int\n    Number of scores of a row.", "n_outputs_ : int\n    Number of outputs.")
     entries = re.split(r"\n(?=\S)", kept)
@@ -330,7 +332,7 @@ feature_names_in_ : ndarray of str
 n_outputs_ : int
     Number of scores of a row.
 n_iter_ : int
-    Epochs of all calls, with ``warm_start`` and ``partial_fit`` too; an interrupted epoch does not count.
+    Epochs over all calls, including ``warm_start`` and ``partial_fit``; an interrupted epoch does not count.
 t_ : int
     Rows trained on in these epochs.
 loss_ : float
@@ -345,11 +347,11 @@ history_ : list of dict
 callbacks_ : dict of str to dict
     The memory of each callback, by the name of its class.
 best_loss_ : float or None
-    Least loss of an epoch; None with early stopping.
+    Lowest loss of an epoch; None with early stopping.
 validation_scores_ : list of float or None
     {score}, or the score that ``scoring`` names, on the validation data after each of the latest 100,000 epochs.
 best_validation_score_ : float or None
-    Best of these scores; with early stopping, the score of the epoch whose weights are kept.
+    Best validation score; with early stopping, the score of the epoch whose weights are kept.
 fine_tuning_ : dict of str to ndarray
     The candidates of fine-tuning, a column for each property. ``candidate``: the search ("old", "shifted", "rescaled",
     "zero", "old rows"). ``strength``: the strength of its pull, infinite for its start, or the weight of the old rows.
@@ -377,7 +379,7 @@ weights_ : dict of str to ndarray
 
 
 def _with_parameters(model: ModelLike) -> Any:
-    """Return the object that has the nested parameters of ``model``: those of a given graph are how it is read."""
+    """Return the object that holds the nested parameters of ``model``: a GraphModel for a given graph."""
     if isinstance(model, type) or hasattr(model, "get_params"):
         return model
     return resolve_builder(model) or GraphModel(model)
@@ -398,7 +400,7 @@ _RESOLVERS: dict[str, Callable[[Any], Any]] = {
 
 
 def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str, Any]:
-    """Return ``params`` with objects in place of names for components whose own parameters are set.
+    """Return ``params``, in which an object replaces the name of each component whose nested parameters are set.
 
     The order of the parameters does not matter: ``optimizer__momentum`` applies to the ``optimizer`` of the same call.
     """
@@ -419,12 +421,12 @@ def resolved(estimator: BaseEstimator, params: Mapping[str, object]) -> dict[str
 
 
 def require_own_names(estimator: BaseEstimator, params: Mapping[str, object]) -> None:
-    """Raise InvalidParameterError if a name is a parameter of a component, and say of which one."""
+    """Raise InvalidParameterError, naming the component, if a name is a parameter of a component of the estimator."""
     own = estimator.get_params(deep=False)
     unknown = [name for name in params if name not in own and "__" not in name]
     for role, resolve in _RESOLVERS.items() if unknown else ():
         component = None
-        with suppress(ValueError, TypeError):  # an invalid component is another error, which fit raises
+        with suppress(ValueError, TypeError):  # fit raises the error for an invalid component
             component = resolve(params.get(role, own.get(role)))
         for name in unknown:
             if isinstance(component, Parametrized) and name in component.get_params():
@@ -448,15 +450,15 @@ except ImportError:  # before 1.9: the parameter callbacks takes the same object
         """An estimator without ``set_callbacks``."""
 
     class AutoPropagatedCallback:  # type: ignore[no-redef]
-        """No callback is one."""
+        """A stand-in that has no instances: before scikit-learn 1.9, no callback is passed on to nested estimators."""
 
     def with_callbacks(method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``method``."""
+        """Return ``method`` unchanged, because there are no callbacks to tear down."""
         return method
 
 
 SET = "_skl_callbacks"
-"""The attribute of scikit-learn that holds the callbacks of ``set_callbacks``."""
+"""The attribute in which scikit-learn stores the callbacks of ``set_callbacks``."""
 
 
 def set_callbacks_of(estimator: object) -> list[Any]:
@@ -470,9 +472,9 @@ def is_propagated(callback: object) -> bool:
 
 
 def call_with_teardown(estimator: object, call: Callable[[], R]) -> R:
-    """Return what a call returns; afterwards scikit-learn tears down the callbacks that it has set up in it.
+    """Return the result of ``call``; afterwards, scikit-learn tears down the callbacks that it set up during the call.
 
-    The call is not made by a function of scikit-learn: warnings are to name the line of the user.
+    scikit-learn's decorator does not wrap ``call`` itself, so that warnings name the line of the user.
     """
     try:
         return call()

@@ -1,7 +1,7 @@
 """Pickle, clone and copy estimators: their state as plain data that name classes.
 
-A pickle contains no path of a private module: only public types have to be trusted, and modules can move. An attribute
-that a pickle lacks gets the default of its field, as the caches do.
+A pickle contains no path of a private module: users need to trust only public types, and private modules can move. An
+attribute that a pickle lacks, such as a cache, gets the default of its field.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ CLASSES: Mapping[str, str] = {
     "TensorSpec": "_model.trainable",
     "TrainableModel": "_model.trainable",
 }
-"""The private classes whose objects a fitted state holds, with their current modules."""
+"""The private classes whose objects a fitted state holds, by name, with the modules that define them now."""
 
 _KIND, _STATE = f"{PACKAGE} class", "state"
 
@@ -84,7 +84,7 @@ def _plain(value: Any, seen: dict[int, tuple[object, object]]) -> Any:
 
 
 def restored(value: object) -> Any:
-    """Return ``value`` with the objects that dicts represent."""
+    """Return ``value``, in which objects of private classes replace the dicts that :func:`plain` made of them."""
     return _restored(value, {})
 
 
@@ -116,7 +116,7 @@ def _restored(value: Any, seen: dict[int, Any]) -> Any:
 
 
 def _without_programs(state: dict[str, Any]) -> dict[str, Any]:
-    """Return parameters whose model can be copied."""
+    """Return the parameters, in which a model that is an ONNXProgram, which cannot be copied, is replaced."""
     return state | {"model": without_program(state["model"])} if "model" in state else state
 
 
@@ -129,20 +129,20 @@ def cloned(estimator: EstimatorT) -> EstimatorT:
     for name in ("_metadata_request", "_sklearn_output_config"):
         if name in vars(estimator):
             setattr(twin, name, copy.deepcopy(vars(estimator)[name]))
-    if SET in vars(estimator):  # one instance serves all clones, as in scikit-learn
+    if SET in vars(estimator):  # clones share their callbacks, as in scikit-learn
         vars(twin)[SET] = vars(estimator)[SET]
     return twin
 
 
 def state_of_copy(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a copy: parameters, and the fitted state as plain data."""
+    """Return the attributes to pickle or copy: the parameters, and the fitted state as plain data."""
     state = _without_programs(state)
     state.pop(ACTIVE, None)  # a callback copies the estimator in training
     return {**state, "_state": plain(state["_state"])} if "_state" in state else state
 
 
 def restore_copy(estimator: Any, state: Mapping[str, object]) -> None:
-    """Restore the fitted state; if its device or engine is missing, the copy goes on with others."""
+    """Restore a pickled or copied estimator; if its device or engine is missing here, use the CPU or another engine."""
     register_waiting()  # so that skl2onnx, imported by now, converts what is loaded here
     if "_state" not in state:
         return
@@ -153,7 +153,7 @@ def restore_copy(estimator: Any, state: Mapping[str, object]) -> None:
 
 
 def resumed_device(estimator: object, device: Device) -> Device:
-    """Return the device of a loaded estimator, started; if it is not available, warn and return the CPU."""
+    """Start and return the device of a loaded estimator; if it is not available, warn and return the CPU."""
     found = devices.resumed(device)
     if found is not None:
         return found
@@ -167,7 +167,7 @@ def resumed_device(estimator: object, device: Device) -> Device:
 
 
 def _go_on_with(estimator: object, was: str, **parameters: object) -> None:
-    """Set the given parameters, if the estimator has them, and name the first in a warning."""
+    """Warn that the estimator continues with other parameters, naming the first, and set those that it has."""
     name, value = next(iter(parameters.items()))
     warn(
         f"This {type(estimator).__name__} was trained {was}, which this environment (onnxruntime "

@@ -1,6 +1,6 @@
-"""Predict with a fitted estimator: from data through the graph to labels and numbers, and the accuracy of these.
+"""Predict with a fitted estimator: run the graph on data, and turn its outputs into labels, numbers and accuracy.
 
-Plain arrays go to the graph directly, all other data by scikit-learn's checks.
+Plain arrays go to the graph directly; all other data go through scikit-learn's checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .examples import graph_inputs, require_numbers
 
 
 def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) -> np.ndarray:
-    """Return an output of the graph for the rows of ``X``; the scores can be its last output."""
+    """Return the output number ``output`` of the graph for the rows of ``X``; ``with_scores`` adds the scores last."""
     found = plain_prediction(estimator, X, output, with_scores=with_scores)
     if found is not None:
         return found
@@ -35,7 +35,7 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
 
 
 def chunk_rows(estimator: Any, X: MatrixLike, method: str) -> tuple[int, int]:
-    """Return the rows of data like ``X`` that a method computes at a time, and the numbers of a row."""
+    """Return how many rows of data like ``X`` a method predicts at a time, and how many numbers a row has."""
     state = estimator._state
     columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
     with_scores = method == "decision_function" or (method == "predict_proba" and prediction_type(X) is np.float64)
@@ -45,19 +45,18 @@ def chunk_rows(estimator: Any, X: MatrixLike, method: str) -> tuple[int, int]:
 
 # Predictions for plain arrays without scikit-learn's checks, which take several times as long as a row.
 #
-# This path takes only data that scikit-learn takes as they are: plain NumPy arrays of native floats, with rows of the
-# fitted shape, finite, where no feature names are to be compared. Everything else goes through scikit-learn, which
-# raises and warns.
+# This path takes only data that scikit-learn would leave unchanged: finite NumPy arrays of native floats, with rows of
+# the fitted shape, if no feature names must be compared. Other data go through scikit-learn, which raises and warns.
 
 
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: bool) -> np.ndarray | None:
-    """Return an output of the graph of a fitted estimator for the rows of ``X``; None if they need other checks."""
+    """Return an output of the graph for the rows of ``X``; None if ``X`` needs scikit-learn's checks."""
     if type(X) is not np.ndarray or X.dtype not in _FLOATS:
         return None
-    # with names, scikit-learn compares them, and warns where X has none
+    # scikit-learn compares feature names, and warns if X has none
     if "n_features_in_" not in vars(estimator) or getattr(estimator, "feature_names_in_", None) is not None:
         return None
     if not estimator.__sklearn_is_fitted__():
@@ -74,16 +73,16 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
     if not suits or math.prod(row) != estimator.n_features_in_:
         return None
     predictor = state.predictor({}, with_scores=with_scores)
-    # None if a number is not finite, because it depends on the model which ones are allowed
+    # The result is None if a number of X is not finite: the checks know whether the model allows it.
     result: np.ndarray | None = predictor.run_finite(spec.name, X, spec.dtype, output)
     return result
 
 
-# From the outputs of the graph to predictions, and the accuracy of these.
+# Turn outputs of the graph into predictions, and compute the accuracy of labels.
 
 
 def typed_labels(decoding: Decoding, labels: np.ndarray) -> np.ndarray:
-    """Return the labels that the graph gives in the type that they had in ``y``; indicators stay integers."""
+    """Convert the labels that the graph outputs to the type of ``y``; indicators stay integers."""
     if decoding.task == "multilabel":
         return labels
     several: Any = decoding.classes if isinstance(decoding.classes, list) else [decoding.classes]
@@ -91,23 +90,23 @@ def typed_labels(decoding: Decoding, labels: np.ndarray) -> np.ndarray:
 
 
 def numbers_in_rows(decoding: Decoding, prediction: np.ndarray, X: MatrixLike) -> np.ndarray:
-    """Return the numbers that the graph gives in rows of the shape of the targets, in a type that follows ``X``."""
+    """Convert the numbers that the graph outputs to the row shape of the targets, in float32 or float64 as ``X``."""
     prediction, row = prediction.astype(prediction_type(X), copy=False), decoding.row_shape
-    if row:  # a graph that takes rows of several sizes gives them
+    if row:  # a graph for rows of several sizes outputs their shape already
         return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
     return prediction.ravel() if decoding.n_scores == 1 else prediction.reshape(len(prediction), -1)
 
 
 def by_label(decoding: Decoding, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
-    """Return the columns of each label separately, if there are several."""
+    """Return a list with the columns of each label if rows have several labels of several classes, else ``numbers``."""
     return np.split(numbers, np.cumsum(decoding.groups)[:-1], axis=1) if decoding.groups else numbers
 
 
 def within_one(link: Link, probabilities: np.ndarray) -> np.ndarray:
-    """Return probabilities in [0, 1], as metrics require them.
+    """Return probabilities clipped to [0, 1], as metrics require.
 
-    Of all scores in float32, onnxruntime's sigmoid gives 20 the probability 1 + 1.2e-7, and their complements -1.2e-7;
-    they lie between 17.4 and 18. A softmax never exceeds 1.
+    For 20 of all float32 scores, between 17.4 and 18, onnxruntime's sigmoid returns 1 + 1.2e-7, so that the probability
+    of the other class is -1.2e-7. A softmax never exceeds 1.
     """
     if link != "sigmoid" or probabilities.dtype != np.float32:
         return probabilities
@@ -116,7 +115,7 @@ def within_one(link: Link, probabilities: np.ndarray) -> np.ndarray:
 
 
 def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
-    """Return the scores of the labels from those of the graph, in a type that follows ``X``."""
+    """Convert the scores that the graph outputs to the result of ``decision_function`` for ``X``."""
     scores = by_label(decoding, numbers.astype(np.result_type(prediction_type(X), numbers), copy=False))
     if isinstance(scores, list):
         share = 1.0 if decoding.has_probabilities else 0.5  # the margins of two classes are -s and s
@@ -125,21 +124,22 @@ def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndar
 
 
 def _decisions(scores: np.ndarray) -> np.ndarray:
-    """Return the scores of one label; a single column for two classes."""
+    """Return the scores of one label as ``decision_function`` does: two classes have a single column."""
     if scores.shape[-1] == 1:
         return scores[..., 0]
     return scores[..., 1] - scores[..., 0] if scores.shape[-1] == 2 else scores
 
 
 def has_one_label(decoding: Decoding) -> bool:
-    """Return True if scikit-learn's accuracy applies: rows have one label, or several that are 0 or 1."""
+    """Return True if scikit-learn's accuracy applies: each row has one label, or several labels that are 0 or 1."""
     return decoding.positions is None and decoding.task != "multioutput"
 
 
 def accuracy_of_labels(y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None) -> float:
-    """Return the accuracy of scikit-learn, whose checks take longer than a small network predicts.
+    """Return the accuracy as ``sklearn.metrics.accuracy_score`` does.
 
-    Whole numbers and texts of equal kind and number need no checks.
+    Its checks take longer than the prediction of a small network, so leave them out for arrays that do not need them:
+    integers or strings on both sides, of equal length.
     """
     if type(y) is np.ndarray and sample_weight is None and y.shape == predicted.shape and y.ndim == 1 and len(y):
         kinds = y.dtype.kind, predicted.dtype.kind
@@ -153,7 +153,7 @@ def accuracy_of_labels(y: ArrayLike, predicted: np.ndarray, sample_weight: Array
 def accuracy_of_several(
     decoding: Decoding, y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
 ) -> float:
-    """Return the share of right labels if they are at positions, else the share of rows with all labels right."""
+    """Return the fraction of rows whose labels are all right or, with a label for each position, of right labels."""
     if decoding.positions is not None:
         return accuracy_at_positions(y, predicted, ignore_label, sample_weight)
     right = (predicted == np.asarray(y)).all(axis=1)

@@ -53,7 +53,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     1.0
     """
 
-    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    __module__ = "onnxtrain_sklearn"  # pickles refer to the class by this path
 
     loss: str | Loss | LossBlock = "squared_error"
     target_scaling: str | None = "auto"
@@ -84,14 +84,14 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         Parameters
         ----------
         X : as in :meth:`fit`
-            Of a source, the columns of ``feature_names_in_`` are read.
+            From a source, the columns of ``feature_names_in_`` are read.
 
         Returns
         -------
         ndarray of shape (n_samples,) or (n_samples, n_outputs), or of the axes of ``y``
             float32 if ``X`` is float32, else float64; the numbers are those of the graph. For a source, a
-            ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of the rows: its
-            column is ``prediction``; its columns are ``prediction_0``, ... for several numbers a row.
+            ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of the rows. Its
+            column is ``prediction``; with several numbers per row, its columns are ``prediction_0``, ...
         """
         if reads_source(X):
             return predicted_batches(self, "predict", X)
@@ -109,9 +109,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         Returns
         -------
         float
-            With several outputs the mean of theirs, as everywhere in scikit-learn. If ``y`` has more than two axes, the
-            sum of the squared errors of all its elements is compared with that of the mean row: elements that hardly
-            vary, such as the corners of images, would decide the mean.
+            With several outputs, the mean of their R², as everywhere in scikit-learn. If ``y`` has more than two axes,
+            a single R² compares the sum of the squared errors of all elements with that of the mean row, because
+            elements that hardly vary, such as the corners of images, would dominate a mean.
         """
         check_is_fitted(self)
         if reads_source(X):

@@ -34,7 +34,7 @@ from .parameters import Parameters
 Scoring: TypeAlias = "str | Callable[..., float]"
 
 OF_ALL_CLASSES = {"neg_log_loss": "log_loss", "d2_log_loss_score": "d2_log_loss_score"}
-"""Scorers whose metric needs the classes as an argument if the validation data lack one, for example a rare class."""
+"""Scorers whose metric takes all classes as an argument, because the validation data may lack a rare class."""
 
 OF_ONE_LABEL: Mapping[str, Callable[..., float] | None] = {
     "neg_log_loss": log_loss_of_labels,
@@ -42,9 +42,9 @@ OF_ONE_LABEL: Mapping[str, Callable[..., float] | None] = {
     "d2_log_loss_score": None,
     "d2_brier_score": None,
 }
-"""Scorers that would mistake several labels a row for the one-hot row of one, by their replacement.
+"""Scorers that would read a row of several binary labels as a one-hot row, each with the metric that replaces it.
 
-None means that the scorer is refused.
+A scorer with None is refused.
 """
 
 
@@ -55,7 +55,7 @@ _SCORERS: Mapping[Task, tuple[str, str]] = {
     "multioutput": ("several labels of several classes a row", "a function (estimator, X, y) -> float"),
     "regression": ("these numbers", "'r2', 'neg_mean_absolute_error' or 'neg_root_mean_squared_error'"),
 }
-"""For messages, by task: a name of the targets, and scorers that take them."""
+"""For error messages, by task: a phrase for the targets, and scorers that suit them."""
 
 
 def scorer_of(
@@ -65,7 +65,7 @@ def scorer_of(
     data: tuple[MatrixLike, Any, np.ndarray | None],
     predictions: Predictions[Any],
 ) -> Callable[[], float]:
-    """Return the function that scores the current parameters.
+    """Return a function that computes the score ``scoring`` of the parameters in training on the validation data.
 
     Parameters
     ----------
@@ -75,11 +75,11 @@ def scorer_of(
     data : tuple of X, y and weights
         The validation data as given by the user.
     predictions : Predictions
-        Those of the validation data by the parameters in training.
+        Predictions for the validation data by the parameters in training.
     """
     X, y, weights = data
     several = state.decoding.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
-    # the classes, where each row has one label
+    # the classes if each row has one label
     known = np.asarray(state.decoding.classes) if state.decoding.task in ("binary", "multiclass") else None
     scorer = _scorer_of_indicators(str(scoring)) if several else scorer_by_name(estimator, scoring, known)
     # a fitted copy of the estimator that predicts by the parameters in training
@@ -88,7 +88,7 @@ def scorer_of(
     vars(twin).update(state.fitted_attributes())
     twin._predict = predictions
     takes = inspect.signature(scorer).parameters.values()
-    takes_weights = any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in takes)  # as scikit-learn's do
+    takes_weights = any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in takes)  # or **kwargs
     if weights is not None and not takes_weights:
         raise ValueError(
             f"Rows are weighted, by sample_weight or class_weight, so scoring must be a function "
@@ -117,7 +117,10 @@ def scorer_of(
 
 
 def scorer_by_name(estimator: Any, scoring: Scoring, classes: np.ndarray | None) -> Callable[..., float]:
-    """Return scikit-learn's scorer of this name, or a function as it is; ``classes``, if rows have one label."""
+    """Return scikit-learn's scorer of a name; return a function unchanged.
+
+    ``classes`` are all classes if each row has one label, else None.
+    """
     from sklearn.metrics import check_scoring, get_scorer_names  # needs a fifth of scikit-learn
 
     if classes is not None and isinstance(scoring, str) and scoring in OF_ALL_CLASSES:
@@ -133,7 +136,7 @@ def scorer_by_name(estimator: Any, scoring: Scoring, classes: np.ndarray | None)
 
 
 def _scorer_of_classes(name: str, classes: np.ndarray) -> Callable[..., float]:
-    """Return a scorer of probabilities whose metric is told the classes."""
+    """Return a scorer of probabilities that passes all classes to its metric."""
     from sklearn import metrics
 
     metric, higher = getattr(metrics, OF_ALL_CLASSES[name]), not name.startswith("neg_")
@@ -144,7 +147,7 @@ def _scorer_of_classes(name: str, classes: np.ndarray) -> Callable[..., float]:
 
 
 def _scorer_of_indicators(name: str) -> Callable[..., float]:
-    """Return the scorer of the probabilities of labels that are 0 or 1: minus the mean over rows and labels."""
+    """Return the scorer for several binary labels per row: minus the mean of the metric over rows and labels."""
     metric = OF_ONE_LABEL[name]
     if metric is None:
         raise ValueError(
@@ -160,7 +163,7 @@ def _scorer_of_indicators(name: str) -> Callable[..., float]:
 
 
 def rows_of(data: Any, rows: np.ndarray) -> Any:
-    """Return some rows of the data, in the same container type."""
+    """Return the rows of ``data`` with the indices ``rows``, in the same container type."""
     if isinstance(data, Mapping):
         return {name: sklearn_private._safe_indexing(part, rows) for name, part in data.items()}
     return sklearn_private._safe_indexing(data, rows)
@@ -180,7 +183,7 @@ class Predictions(ABC, Generic[P]):
     live : mapping of str to InputData
         The data that contain the rows, as inputs of the trained graph.
     rows : ndarray of int
-        The validation rows among them.
+        The indices of the validation rows in ``live``.
     """
 
     def __init__(self, state: FittedState, X: MatrixLike, live: Columns, rows: np.ndarray) -> None:
@@ -189,7 +192,7 @@ class Predictions(ABC, Generic[P]):
         self._found: dict[tuple[int, bool], P] = {}
 
     def forget(self) -> None:
-        """Discard the predictions: the parameters have changed."""
+        """Discard the cached predictions, because the parameters have changed."""
         self._found.clear()
 
     @abstractmethod
@@ -198,7 +201,7 @@ class Predictions(ABC, Generic[P]):
 
     @abstractmethod
     def _computed(self, output: int, *, with_scores: bool) -> P:
-        """Return the predictions by the current parameters."""
+        """Compute the output number ``output`` with the current parameters."""
 
     def _predictor(self, *, with_scores: bool) -> Predictor:
         if with_scores not in self._predictors:
@@ -206,7 +209,7 @@ class Predictions(ABC, Generic[P]):
         return self._predictors[with_scores]
 
     def __call__(self, X: MatrixLike, output: int = 0, *, with_scores: bool = False) -> P:
-        """Return an output of the graph; replaces the estimator's own method during training."""
+        """Return an output of the graph for the validation data; this replaces the estimator's method in training."""
         if X is not self._X:
             raise ValueError("A scorer can predict the validation data only, as they are given to it.")
         if (output, with_scores) not in self._found:
@@ -233,7 +236,7 @@ class LivePredictions(Predictions[np.ndarray]):
 
 
 class Measures:
-    """Losses and scores that callbacks measure after an epoch; the functions are made once."""
+    """The losses and scores that callbacks measure after an epoch; the function of each is made on first use."""
 
     def __init__(
         self, estimator: Parameters, state: FittedState, settings: StepSettings, rows: Mapping[Part, ScoredRows | None]
@@ -242,7 +245,7 @@ class Measures:
         self._known: dict[tuple[str, Part], Callable[[], float]] = {}
 
     def __call__(self, name: str, scoring: Scoring, on: Part) -> float:
-        """Return a score, or the loss where ``scoring`` is "loss"."""
+        """Return the score ``scoring`` of the rows ``on``, or their loss if ``scoring`` is "loss"."""
         if (name, on) not in self._known:
             rows = self._rows[on]
             if rows is None:
@@ -266,16 +269,16 @@ class Measures:
 def loss_of_rows(
     state: FittedState, settings: StepSettings, scored: ScoredRows, predictor: Predictor
 ) -> Callable[[], float]:
-    """Return the function that computes the mean loss of rows by the current parameters.
+    """Return a function that computes the mean loss of the rows ``scored`` with the current parameters.
 
-    The scores are computed in pieces, as ``predict`` does, because labels at many positions have large scores.
+    It computes the scores in pieces, as ``predict`` does, because a score for each position takes much memory.
     """
     mean = ScoreLoss(
         ignoring(settings, scored.targets), state.parameters.buffer.dtype, state.minibatch_rows or SCORED_PIECE
     )
     y, rows = scaled_values(state, scored.targets), scored.rows
     weights = np.ones(len(rows)) if scored.weights is None else scored.weights
-    if mean.rows_meet:  # rows of weight zero are in no minibatch
+    if mean.rows_meet:  # minibatches have no rows of weight zero, which would change this loss
         y, rows, weights = y[weights > 0], rows[weights > 0], weights[weights > 0]
     pieces = [slice(0, len(rows))] if mean.rows_meet else predictor.pieces_of(scored.live, rows)
 
@@ -286,13 +289,16 @@ def loss_of_rows(
     return loss
 
 
-# The weighted sum of the mean losses on several outputs, by the scores of the current parameters.
+# The loss of several outputs: the weighted sum of their mean losses.
 
 
 def loss_of_outputs(
     state: FittedState, settings: StepSettings, scored: ScoredRows, predictor: Predictor
 ) -> Callable[[], float]:
-    """Return the function that computes the loss of rows; ``predictor`` gives the scores of each output last."""
+    """Return a function that computes the total loss of several outputs on the rows ``scored``.
+
+    The last outputs of ``predictor`` are the scores.
+    """
     total, targets, dtype = settings.loss, scored.targets, state.parameters.buffer.dtype
     assert isinstance(total, TotalLoss)
     assert isinstance(targets, SeveralTargets)
@@ -312,11 +318,11 @@ def loss_of_outputs(
     return loss
 
 
-# The score on validation data, split off or given, during training.
+# The score on validation data, which were held out or given by the user, during training.
 
 
 Metric = Callable[[np.ndarray, Targets, "np.ndarray | None"], float]
-"""From predictions, targets and weights to a score."""
+"""A function that returns the score from predictions, targets and weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,14 +332,14 @@ class ScoredRows:
     Attributes
     ----------
     given : callable () -> tuple of data
-        Returns X and y of these rows as the user gave them. Of data mapped from a file that is a copy in memory, which
-        is made where a scorer or a callback reads them.
+        Returns X and y of these rows as the user gave them. It is called only if a scorer or a callback reads them,
+        because it copies data that are mapped from a file into memory.
     targets : Targets
     weights : ndarray or None
     live : mapping of str to InputData
         The data that contain the rows, as inputs of the trained graph.
     rows : ndarray of int
-        The rows among them.
+        The indices of the rows in ``live``.
     """
 
     given: Callable[[], tuple[Any, Any]]
@@ -351,7 +357,7 @@ class ScoredRows:
 def validation(
     context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
-    """Return the rows to score and the function that scores the current parameters; both None without such rows."""
+    """Return the validation rows, and a function that scores the current parameters on them; None without such rows."""
     estimator, call, given = context.estimator, context.call, context.call.validation
     held_out = context.split.of(examples)[1]
     if given is not None:
@@ -381,7 +387,7 @@ def validation(
 
 
 def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
-    """Return some rows of the training data of the call."""
+    """Return the rows with the indices ``rows`` of the call's training data, to be scored during training."""
     X, y = call.X, call.y
     if len(rows) == len(examples):
         return rows_to_score(state, examples, rows, lambda: (X, y))
@@ -391,7 +397,7 @@ def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: 
 def rows_to_score(
     state: FittedState, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]
 ) -> ScoredRows:
-    """Return some rows of the examples; ``given`` returns X and y of these rows as the user gave them."""
+    """Return the rows with the indices ``rows`` of ``examples``, to be scored; ``given`` returns the user's X and y."""
     targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.trained_form.inputs}
@@ -399,12 +405,12 @@ def rows_to_score(
 
 
 class OwnScore:
-    """The accuracy or R² of the current parameters on validation data.
+    """The default score of the current parameters on validation data: accuracy or R².
 
     Attributes
     ----------
     predictor : Predictor
-        A session holds memory for its largest values: the loss on the same rows is computed by this one too.
+        The loss on the same rows uses it too, because each session keeps memory for its largest values.
     """
 
     def __init__(self, metric: Metric, state: FittedState, scored: ScoredRows, *, with_scores: bool) -> None:
@@ -419,11 +425,11 @@ class OwnScore:
 
 
 def watches_loss(context: FitContext, state: FittedState, settings: StepSettings) -> bool:
-    """Return True if the loss on the validation data, and not the score, decides which weights are best.
+    """Return True if the loss on the validation data, not the score, decides which weights are best.
 
-    R² falls while a network learns a quantile, so that it would judge by another goal than the trained one: a loss of
-    numbers says by ``judged_by`` whether R² judges it. The accuracy on few rows moves in steps, and may stand still for
-    many epochs although the network goes on learning.
+    The attribute ``judged_by`` of a loss of numbers says whether R² suits it: R² falls, for example, while a network
+    learns a quantile. Labels are judged by the loss, because the accuracy on few rows may not change for many epochs
+    while the network learns.
     """
     call, stops = context.call, bool(context.estimator.early_stopping)
     if context.estimator.scoring is not None or call.one_epoch:
@@ -439,7 +445,7 @@ def watches_loss(context: FitContext, state: FittedState, settings: StepSettings
 
 
 def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored: ScoredRows) -> Callable[[], float]:
-    """Return the function that scores the current parameters by a scorer of scikit-learn."""
+    """Return a function that scores the current parameters by the scorer that the parameter ``scoring`` names or is."""
     weights, targets, (X, y) = scored.weights, scored.targets, scored.data
     if state.decoding.parts:
         if not callable(scoring):
@@ -473,17 +479,18 @@ def require_no_scoring(estimator: Parameters, call: Call) -> None:
         )
 
 
-# Scikit-learn's scorers, by name, on images and series and on labels at positions, which its metrics do not take.
+# Apply scikit-learn's scorers to targets with rows of several axes, which its metrics do not take.
 #
-# The elements of a row are the columns of a target, which R² and the explained variance weight as ``score`` does: the
-# mean of their scores would be decided by elements that hardly vary. Each label that counts is a row of its own.
+# For numbers, such as images, each element of a row becomes a column of the target. R² and the explained variance then
+# weight the columns by their variance, as ``score`` does, because columns that hardly vary would dominate a plain mean.
+# For a label at each position, each label that is not ignored becomes a row.
 
 
 RESPONSE_METHODS = ("predict", "predict_proba", "decision_function")
 
 
 class FlatScorer:
-    """A scorer of scikit-learn that is given flat targets and predictions.
+    """Flattens targets and predictions with rows of several axes, and passes them to a scorer of scikit-learn.
 
     Parameters
     ----------
@@ -491,16 +498,16 @@ class FlatScorer:
     name : str
         The name of the scorer.
     targets : Targets
-        Those of the validation data, with rows of several axes.
+        The targets of the validation data, with rows of several axes.
     weights : ndarray or None
-        The weights of rows, as training weights them.
+        The weights of the rows, as in training.
     """
 
     def __init__(self, estimator: Any, name: str, targets: Targets, weights: np.ndarray | None) -> None:
         self.name = name
         from sklearn.metrics import explained_variance_score, make_scorer, r2_score  # needs a fifth of scikit-learn
 
-        # In the first two scores each element weighs as much as it varies; others know no such mean.
+        # Weight each element by its variance; only these two metrics have such a mean.
         metric = {"r2": r2_score, "explained_variance": explained_variance_score}.get(name)
         classes = np.asarray(targets.classes) if targets.has_positions else None
         self._scorer: Callable[..., float] = (
@@ -516,7 +523,7 @@ class FlatScorer:
         return repr(self.name)
 
     def __call__(self, estimator: Any, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the score of the predictions; ``y`` and the weights are those given before."""
+        """Return the score of the predictions for ``X``; targets and weights are those of the constructor."""
         flat = object.__new__(type(estimator))
         vars(flat).update(vars(estimator))
         for name in RESPONSE_METHODS:
@@ -541,7 +548,10 @@ def _flat_elements(targets: Targets, weights: np.ndarray | None) -> Flat:
 
 
 def _flat_labels(targets: Targets, weights: np.ndarray | None) -> Flat:
-    """Return the labels that count, their weights (None if all are one), and the function that selects them."""
+    """Return the labels that are not ignored, their weights (None if all are one), and a function that selects them.
+
+    The function takes predictions for all rows, and returns those for these labels.
+    """
     counted = targets.values.ravel() != IGNORED
     rows = None if weights is None else given_weights(targets, weights)
     shares = position_shares(targets)
@@ -556,24 +566,27 @@ def _flat_labels(targets: Targets, weights: np.ndarray | None) -> Flat:
     return labels, None if (own == 1).all() else own, flatten
 
 
-# The outputs of the inference graph of several decodings, by number, and their values during training.
+# Several trained outputs: find their labels, numbers and scores among the outputs of the inference graph.
 
 
 def first_outputs(decoding: Decoding, *, with_scores: bool) -> list[int]:
-    """Return the number of the first output of the inference graph for each part: the label, or the number."""
+    """Return, for each trained output, the index of its first output in the inference graph: its label or number."""
     sizes = [(1 if part.task == "regression" else 2) + with_scores for part in decoding.parts]
     return [sum(sizes[:i]) for i in range(len(sizes))]
 
 
 def numbers_of_outputs(decoding: Decoding, output: int, *, with_scores: bool) -> list[int]:
-    """Return the number of an output of the inference graph for each part; -1: of its scores."""
+    """Return, for each trained output, the index of an output of the inference graph.
+
+    ``output`` is 0 for the label or number, 1 for the probabilities, and -1 for the scores.
+    """
     first = first_outputs(decoding, with_scores=with_scores)
     last = [1 if part.task == "regression" else 2 for part in decoding.parts]
     return [begin + (end if output == -1 else min(output, end - 1)) for begin, end in zip(first, last, strict=True)]
 
 
 class LiveOutputs(Predictions[list[np.ndarray]]):
-    """The predictions of all outputs for the validation rows, computed once per score."""
+    """The predictions of several trained outputs for the validation rows."""
 
     def _computed(self, output: int, *, with_scores: bool) -> list[np.ndarray]:
         numbers = numbers_of_outputs(self._state.decoding, output, with_scores=with_scores)

@@ -6,8 +6,8 @@ names that are unique in the whole graph. So one graph can contain several of th
 of ``predict``. Numeric outputs have the type of the input, as with all converters of skl2onnx; inside, the graph keeps
 its own type.
 
-skl2onnx has no converter for ``TransformedTargetRegressor``, which regressors are often in: this is one for any
-regressor. ``_recipes/skl2onnx_registration`` embeds the estimators for tables by the last functions of this module.
+skl2onnx has no converter for ``TransformedTargetRegressor``, which often wraps regressors, so this module adds one for
+any regressor. ``_recipes/skl2onnx_registration`` embeds the estimators for tables with functions of this module.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CLASSIFIER_OPTIONS = {
     "nocl": [True, False],
     "output_class_labels": [False, True],
 }
-"""The options of the classifier's converter; skl2onnx itself implements the first and the last."""
+"""The options of the classifier's converter. skl2onnx itself implements ``zipmap`` and ``output_class_labels``."""
 
 VARIABLE_TYPES = {
     "FloatTensorType": ir.DataType.FLOAT,
@@ -90,7 +90,7 @@ def _target_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
 
 
 def _number_type(operator: Operator) -> Any:
-    """Return skl2onnx's type of the numeric outputs; inputs are checked before."""
+    """Check the inputs of the operator, and return skl2onnx's type for its numeric outputs."""
     types = skl2onnx_bridge.types()
     name = type(operator.raw_operator).__name__
     if _accepted_table(operator.raw_operator) is not None:
@@ -176,7 +176,7 @@ def _convert_target(scope: Scope, operator: Operator, container: Container) -> N
 
 
 def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Container) -> None:
-    """Add the nodes and weights of ``model`` to the container, between the variables of the operator."""
+    """Add the nodes and weights of ``model`` to the container, connected to the operator's inputs and outputs."""
     model = in_opset(unroll(requantized(model)), container.target_opset_any_domain(""))
     append_to_container(model, _connect(model.graph, operator), scope, operator, container)
 
@@ -184,11 +184,11 @@ def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Contain
 def append_to_container(
     model: ir.Model, variables: list[Any], scope: Scope, operator: Operator, container: Container
 ) -> None:
-    """Add nodes and weights under unique names; ``variables`` are those of the inputs."""
+    """Add the nodes and weights of ``model`` to the container under unique names; ``variables`` are its inputs."""
     proto = to_proto(model)
     ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)
     names = {value.name: variable.full_name for value, variable in ends}
-    for tensor in proto.graph.initializer:  # not by the container's method, which merges equal weights
+    for tensor in proto.graph.initializer:  # the container's own method would merge equal weights
         names[tensor.name] = scope.get_unique_variable_name(tensor.name)
         tensor.name = names[tensor.name]
         container.initializers.append(tensor)
@@ -199,7 +199,7 @@ def append_to_container(
         container.check_white_black_list(node.op_type)
         node.name = scope.get_unique_operator_name(node.name)
         node.input[:] = [names[name] for name in node.input]
-        # two omitted outputs would be one name to skl2onnx
+        # Name omitted outputs, because skl2onnx would take two empty names for one.
         node.output[:] = [names[name] if name else scope.get_unique_variable_name("unused") for name in node.output]
         container.nodes.append(node)
         container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
@@ -256,7 +256,7 @@ def _table_variables(operator: Operator, table: Table, ir_graph: ir.Graph) -> li
 
 
 def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
-    """Return the shape of a row of the graph's input; rows of several axes are given flat."""
+    """Return the shape of a row of the graph's only input; skl2onnx passes rows of several axes flattened."""
     shapes = estimator._state.shapes
     if len(shapes) != 1:
         raise ModelError(
@@ -270,7 +270,7 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
 
 
 def require_sortable(ir_graph: ir.Graph, name: str) -> None:
-    """Raise for nodes that skl2onnx cannot sort topologically: it ignores subgraphs and stops at omitted inputs."""
+    """Raise if the graph has a node that skl2onnx cannot sort topologically: with a subgraph or an omitted input."""
     for node in ir_graph:
         subgraphs = graphs_in(node)
         if subgraphs or None in node.inputs:

@@ -62,7 +62,7 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
     # The settings, and the choice of the trained parameters.
     settings, trainable = config.with_graph(chosen.settings, graph), config.trainable
     if tuner is not None:
-        settings = replace(settings, optimizer=LBFGS())  # the gradients of all rows, without an update graph
+        settings = replace(settings, optimizer=LBFGS())  # it only needs gradients, so the step has no update graph
         trainable = tuned_names(estimator, tuner, graph, context.transformers_of, context.head_names)
     if isinstance(settings.loss, Loss):
         context.require_same_units(settings.loss)
@@ -135,7 +135,7 @@ def _resumed_state(
 def _divided(
     graph: TrainableModel, names: Sequence[str], weights: Mapping[str, np.ndarray], settings: StepSettings
 ) -> tuple[FlatParameters, dict[str, np.ndarray]]:
-    """Return the trained parameters ``names`` with the running statistics, and the frozen rest."""
+    """Divide the weights of a graph: return the trained parameters with running statistics, and the frozen weights."""
     selected_weights = {name: weights[name] for name in names}
     statistics = {name: weights[name] for name in graph.running_statistics}
     averages = settings.ema_decay is not None
@@ -153,8 +153,8 @@ def check_state(
 ) -> Sequence[np.ndarray]:
     """Check a state before the first step: raise if its predictions differ from those of the given model.
 
-    Raise or warn for data that the model cannot take. Set the balanced weights of the classes and the range of the
-    targets. Return the scores of a given graph for some rows, for :func:`compare_training`; nothing for other models.
+    Raise or warn for data that the model cannot take. Set the balanced class weights and the range of the targets.
+    Return the scores of a given graph for some rows, for :func:`compare_training`; empty for other models.
     """
     output_task: OutputTask = context.estimator._output_task()
     state.balanced = balanced_weights(output_task, context.call.sample_weight, examples.targets)
@@ -169,7 +169,7 @@ def check_state(
         scores = [require_same_outputs(reference, chosen.graph, state.decoding, predictor, columns, state.device)]
     if isinstance(fitted, FittedFile):
         own_columns = columns
-        if fitted.table is not None:  # training uses encoded columns, and the file those of the table: read X again
+        if fitted.table is not None:  # training reads encoded columns, but the file reads X itself
             own_columns = graph_inputs(context.estimator, context.call.X, state.graph.inputs, fitted, reset=False)
         state.fitted = require_same_model(fitted, model, own_columns, state.predictions)
     elif fitted is not None:
@@ -185,18 +185,18 @@ def check_state(
             require_in_range(context.target_scale, ends, state.trained_form.dtype)
             warn_of_equal_targets(context.target_scale, examples.targets.values, state.trained_form.dtype)
 
-    # set after the comparison, which needs unclipped predictions
+    # set the range after the comparison, which needs unclipped predictions
     state.decoding = with_attributes(state.decoding, target_range=context.target_range(examples))
     return scores
 
 
 def _require_equal_predictions(context: FitContext, state: FittedState, model: Any, fitted: FittedModel) -> None:
-    """Raise if the graph of a fitted model predicts otherwise than the model; keep rows for later comparisons."""
+    """Raise if the graph of a fitted model predicts other values than the model; keep rows for later comparisons."""
     from .._fitted.corrections import where_float32_is_coarse  # needs much of scikit-learn
     from .._fitted.equivalence import require_equal, tied_rows  # need much of scikit-learn
 
     X, splits_words = context.call.X, fitted.table is not None and fitted.table.splits_words
-    rows = X if splits_words else sample_rows(X)  # words may differ in every row
+    rows = X if splits_words else sample_rows(X)  # any row may hold a word that is split in another way, so compare all
     share, step = tied_rows(model, rows)
     ties = (
         f"For {share:.0%} of the rows, several training points are as far away as the last of the n_neighbors of {step}"
@@ -212,7 +212,7 @@ def _require_equal_predictions(context: FitContext, state: FittedState, model: A
         model,
         rows,
         predictions_on(context.estimator, state, rows),
-        # ``require_equal`` goes on: "... and {the model} differ: ..."
+        # require_equal completes the sentence: "... and {the model} differ: ..."
         what="It is refused, because training would begin from another model: its ONNX form",
         tolerance=1e-4,
         reads_float64=any(spec.dtype == "float64" for spec in state.deployed.inputs),
@@ -225,17 +225,18 @@ def _require_equal_predictions(context: FitContext, state: FittedState, model: A
 
 # Check that the training graph and the predicting graph of a given file give the same loss.
 #
-# Each is made from the given graph separately: the training graph gets a fixed minibatch size, the loss, perhaps
-# another opset, and is differentiated. So compute the loss of some rows by both graphs before the first step.
+# The two graphs are made separately from the given graph, and many changes separate them: the training graph has a
+# fixed minibatch size, a loss, gradients, and perhaps another opset. So before the first step, compute the loss of some
+# rows by both graphs.
 
 
 NEAR = 1e-3
-"""Tolerance of the scores, relative to the largest; the tolerance of the loss follows from it."""
+"""Tolerance of the scores, relative to the largest score; the tolerance of the loss follows from it."""
 
 Scores = Sequence[np.ndarray]
 
 _compared_programs: WeakKeyDictionary[PassProgram, FileComparison] = WeakKeyDictionary()
-"""Results of the comparison by program: fits of equal structure share a program and its result."""
+"""Cached results of the comparison, by program: fits of graphs with equal structure share a program."""
 
 
 def compare_training(
@@ -246,7 +247,7 @@ def compare_training(
     scores: Scores,
     trainer: Trainer,
 ) -> None:
-    """Compare the training graph with the predicting graph if a file was given; keep the result as text."""
+    """If an ONNX file was given, compare the training graph with the predicting graph; keep the result as text."""
 
     def told(what: str, found: FileComparison) -> str:
         if found.reason:
@@ -285,8 +286,8 @@ def _compared(
     if not isinstance(batches, ArrayBatches):
         return FileComparison("its rows come as a stream")
 
-    # The step of the training, or one in inference form: dropout and minibatch statistics compute another function than
-    # predictions do.
+    # Use the step of the training, unless dropout or minibatch statistics make it differ from predictions: then make a
+    # step of the graph in inference form.
     template = template_of(state.trained_form.model)
     draws = ["random numbers"] if draws_numbers(template) else []
     normalizes = ["statistics of minibatches"] if any(normalizes_by_batch(node) for node in template.graph) else []
@@ -304,7 +305,7 @@ def _compared(
             state.trained_form, step.settings, state.parameters, state.frozen, state.optimizer_state, step.batch_size
         )
 
-    # The loss of some rows by the step.
+    # Compute the loss of some rows by the step.
     count = min(len(reference.rows), step.batch_size)
     rows = reference.rows[:count]
     buffers = step.select(count)
@@ -313,7 +314,7 @@ def _compared(
     buffers.has_ones = False
     found = step.loss()
 
-    # The loss computed from the scores. Tolerance: three times the change of the loss when the scores change by
+    # Compute the loss from the scores. The tolerance is three times the change of the loss when the scores change by
     # ``error``, plus rounding.
     by_scores = _loss_by_scores(state, settings, examples, rows)
     scores = [one[:count] for one in scores]
@@ -385,7 +386,7 @@ def _loss_by_scores(
 
 
 def _place_of_difference(reference: ReferenceOutput, step: HostStep, parts: StepParts) -> str:
-    """Return a sentence that names the first node whose result differs in the training graph, for the buffers' rows."""
+    """Return a sentence on the first node whose result differs between the given graph and the training graph."""
     buffers = step.select(parts.batch_size)
     if buffers.sparse:
         return ""

@@ -1,10 +1,10 @@
-"""Fit to tables that need not fit into memory, predict and score them.
+"""Train on, predict and score sources: tables that need not fit into memory, read in blocks of rows.
 
-:func:`opened` makes a :class:`RowBlocks` of a path or of a table that is not read yet. :func:`with_arrays` then puts
-arrays in its place, as the further steps of a preparation take them. If the buffer holds all rows, the arrays are all
-rows, and training gives the same bits as on arrays. If not, they are a sample of the rows, on which graph, decoding and
-step are prepared. A :class:`Stream` then holds the facts on all rows that the first step needs: the classes and their
-weights, the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
+:func:`opened` makes a :class:`RowBlocks` from a path or from a table that is not read yet. :func:`with_arrays` then
+replaces the source by arrays, which the further preparation needs. If the buffer holds all rows, the arrays are all
+rows, and training gives the same bits as on arrays. Otherwise they are a sample, from which graph, decoding and step
+are prepared. A :class:`Stream` then collects from all rows what the first step needs: the classes and their weights,
+the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
 
 :func:`predicted_batches` and :func:`score_of_source` read a source once and in order, and hold one batch in memory.
 """
@@ -53,37 +53,37 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SAMPLE_ROWS, SAMPLE_BLOCKS = 2**15, 32
-"""The sample on which training is prepared: its rows, evenly spaced in evenly spaced blocks."""
+"""Size of the sample from which training is prepared: most rows and most blocks, both evenly spaced."""
 
 
 Part = tuple[Any, Any, Any]
-"""X, y and weights of some rows; y and weights of several outputs are dicts."""
+"""X, y and weights of some rows; with several trained outputs, y and weights are dicts by output."""
 
 
 @dataclass
 class Stream:
-    """The blocks of a call, and what is known of all their rows.
+    """The blocks of a call, with statistics of the targets in all their rows.
 
     Attributes
     ----------
     source : RowBlocks, or object with ``__len__`` and ``block(i)``
     training_blocks : list of int
-        The blocks to train on; the others are held out.
+        The blocks to train on; all other blocks are held out.
     buffer_rows, prefetch : int
     rng : numpy.random.RandomState
     output_task : OutputTask
     n_rows : int
         Rows to train on, without those of weight zero.
     labels : list of LabelCounts
-        Of each column of labels.
+        The weight of each label, for each column of labels.
     labels_by_block : list of LabelCounts
-        Of the first column of labels, for each block to train on.
+        The weight of each label in the first column of labels, for each block to train on.
     block_means : list of float or None
-        Mean target of each block to train on; of labels, the mean of their places in sorted order.
+        Mean target of each block to train on; of labels, their mean rank in sorted order.
     moments : dict
-        Moments of numeric targets by method of scaling, and whether they are centered.
+        Moments of numeric targets, by scaling method and by whether it centers.
     extremes : Extremes
-        Of numeric targets.
+        The smallest and largest numeric targets.
     """
 
     source: Any
@@ -100,11 +100,11 @@ class Stream:
     moments: dict[tuple[TargetScaling, bool], Moments] = field(default_factory=dict)
 
     def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
-        """Return a mask of the rows that count."""
+        """Return a mask of the rows that affect training, because their weights are above zero."""
         return counted_rows(self.output_task, y, sample_weight)
 
     def add(self, i: int, y: Any, sample_weight: Any, known: Any, *, trains: bool) -> None:
-        """Add the targets of block ``i``; ``known`` are the classes that are given, or known from an earlier call."""
+        """Add the targets of block ``i`` to the statistics; ``known`` are the classes, if they are known beforehand."""
         add_targets(self, self.output_task, y, sample_weight, known, self.labels_by_block, trains=trains)
 
     def known_classes(self, resumed: FittedState) -> Any:
@@ -112,23 +112,23 @@ class Stream:
         return resumed.decoding.classes
 
     def complete(self, known: Any) -> None:
-        """Complete the facts, once the targets of all blocks are added."""
+        """Complete the statistics after the targets of all blocks were added."""
         if self.output_task.classifies:
             self.block_means = [mean_place(own, self.labels[0].labels) for own in self.labels_by_block]
 
     def sample(self, sizes: Sequence[int]) -> list[Part]:
-        """Return the rows on which training is prepared."""
+        """Return a sample of the rows, from which training is prepared."""
         return sample_of_blocks(self.source, self.counted, self.training_blocks, sizes, SAMPLE_ROWS)
 
     def scale(self, method: TargetScaling | None, *, centered: bool) -> TargetScale | None:
-        """Return the scale of all targets, as `target_scale` does for arrays."""
+        """Return the scale computed from the targets of all blocks, as ``target_scale`` does for arrays."""
         if method is None or not self.moments or (method == "mean" and not centered):
             return None
         return scale_of(method, self.moments[method, centered])
 
     @property
     def classes(self) -> np.ndarray | list[np.ndarray] | None:
-        """The classes of all rows; None of numbers, and of indicators of several labels."""
+        """The classes in all rows; None if the targets are numbers, or indicators of several labels."""
         known = [one.labels for one in self.labels]
         if len(known) == 1:
             return known[0]
@@ -143,7 +143,7 @@ class Stream:
         return np.stack([self.extremes.low, self.extremes.high])
 
     def class_weight(self, given: Any) -> Any:
-        """Return ``class_weight`` with "balanced" replaced by the weights of all rows."""
+        """Return ``class_weight``, but for "balanced" the class weights computed from all rows."""
         if not isinstance(given, str) or given != "balanced" or not self.labels:
             return given
         if len(self.labels) > 1:
@@ -192,12 +192,12 @@ class Stream:
     ) -> TrainingStep:
         """Return the step to train with.
 
-        Here it is ``step``; the stream of ``dask`` wraps it, because workers read its blocks.
+        A plain stream returns ``step`` itself. The stream of ``dask`` wraps it, because workers read its blocks.
         """
         return step
 
     def converted(self, X: Any, convert: Callable[[Any], T]) -> T:
-        """Return ``convert(X)`` of the sample. To name the block of an error, all blocks are read again."""
+        """Return ``convert(X)`` for the sample. After an error, read all blocks again to name the block at fault."""
         try:
             return convert(X)
         except (ValueError, TypeError):
@@ -234,9 +234,9 @@ class GraphBlocks:
             return Block(trained_columns(state, examples), weights)
 
     def _matrix(self, X: Any) -> dict[str, InputData] | None:
-        """Return finite numbers in a table of Arrow as the graph's input; None if the table needs all checks.
+        """Convert an Arrow table of finite numbers to the graph's input; None if the table needs all checks.
 
-        The numbers are those of ``graph_inputs``, which takes four times as long as reading a small block.
+        The result is that of ``graph_inputs``, which takes four times as long as reading a small block.
         """
         inputs, names = self._state.graph.inputs, getattr(self._estimator, "feature_names_in_", None)
         if self._state.fitted is not None or names is None or getattr(X, "column_names", None) != names.tolist():
@@ -250,17 +250,17 @@ class GraphBlocks:
             numbers = column.to_numpy()
             if numbers.dtype.kind not in "iuf":
                 return None
-            # Whole numbers pass through float64, as in a data frame with columns of float64: the bits are the same.
-            with np.errstate(over="ignore"):  # infinite numbers are refused by all checks
+            # Convert integers through float64, as ``graph_inputs`` does by way of a data frame, for the same bits.
+            with np.errstate(over="ignore"):  # the full checks refuse a number that becomes infinite
                 rows[:, i] = numbers if numbers.dtype.kind == "f" else numbers.astype(np.float64)
         return {inputs[0].name: InputData(rows, rows.dtype)} if np.isfinite(rows).all() else None
 
 
-# From a call with a source to one with arrays.
+# Replace the source of a call by arrays.
 
 
 def opened(estimator: Any, call: Call) -> Call:
-    """Return the call with its source as an object of blocks; a source that is opened here is closed with the call."""
+    """Return the call with its source opened as blocks; ``resources`` of the call closes what is opened here."""
     several = isinstance(estimator.loss, Mapping)
     source = opened_source(call.X, call.y, call.sample_weight, call.resources, several=several)
     if source is not None:
@@ -274,9 +274,9 @@ def opened(estimator: Any, call: Call) -> Call:
 
 
 def opened_source(X: Any, y: Any, sample_weight: Any, resources: ExitStack, *, several: bool = False) -> Any:
-    """Return a table to be read in blocks, which ``resources`` closes if it is opened here; None for other data.
+    """Return the blocks of the table that ``X`` is or names; None if ``X`` is no source. ``resources`` closes it.
 
-    ``several`` says whether the targets are those of several outputs, named by a dict.
+    With ``several`` (trained outputs), ``y`` is a dict from an output to its target columns.
     """
     if holds_blocks(X):
         _require_alone(X, y, sample_weight)
@@ -297,7 +297,7 @@ def _require_alone(X: Any, y: Any, sample_weight: Any) -> None:
 
 
 def _named_columns(y: Any, sample_weight: Any, *, several: bool = False, name: str = "y") -> tuple[Any, Any]:
-    """Return the names of the target column, or columns, and of the weights; of several outputs, dicts of names."""
+    """Return the names of the target columns and of the weight column; dicts by output if there are several outputs."""
     if several != isinstance(y, Mapping):
         wanted = "a dict of the target columns by output" if several else "a column or a list of columns"
         raise TypeError(f"{name} must be {wanted} of the table, got {type(y).__name__}.")
@@ -317,7 +317,7 @@ def _named_columns(y: Any, sample_weight: Any, *, several: bool = False, name: s
 
 
 def sizes_of_blocks(source: Any) -> list[int]:
-    """Return the rows of each block."""
+    """Return the number of rows of each block."""
     sizes = getattr(source, "sizes", None)
     sizes = [_count(block_parts(source, i)[1]) for i in range(len(source))] if sizes is None else list(sizes)
     if not sum(sizes):
@@ -373,7 +373,7 @@ def with_arrays(
                     held_out.append(filled[place])
         held_out.sort()
 
-    # One pass over the targets. BlockBatches mixes the blocks of a window by their mean targets.
+    # Read all targets once. BlockBatches needs the mean target of each block to mix the blocks of a window.
     known, withheld = call.classes if resumed is None else stream.known_classes(resumed), set(held_out)
     for i in filled:
         with named_block(source, i):
@@ -396,7 +396,7 @@ def with_arrays(
 
 def targets_of(source: Any) -> Callable[[int], tuple[Any, Any]]:
     """Return the function that reads the targets and the weights of a block."""
-    read = getattr(source, "targets", None)  # of a source of the user perhaps an array
+    read = getattr(source, "targets", None)  # not a method if a user's source has another attribute of this name
     return read if callable(read) else lambda i: block_parts(source, i)[1:]
 
 
@@ -435,10 +435,10 @@ def add_targets(
     *,
     trains: bool,
 ) -> None:
-    """Add the targets of a block to the facts on all rows.
+    """Add the targets of a block to the statistics of the stream.
 
-    Labels come from all blocks; weights, means, moments and extremes from the blocks to train on (``trains``).
-    ``classes`` are the labels that are given or known from an earlier call; None: those of the table.
+    Labels come from all blocks; weights, means, moments and extremes come from the blocks to train on (``trains``).
+    ``classes`` are given by the user or known from an earlier call; None takes the labels in the table.
     """
     weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
     if not output_task.classifies:
@@ -462,7 +462,7 @@ def add_targets(
     if counted is not None and columns.shape[1] > 1:
         raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
     rows = slice(None) if counted is None else counted.reshape(-1)
-    # Balanced weights of several labels a row follow from numbers of rows: see balanced_labels.
+    # If rows have several labels, balanced weights depend on numbers of rows, not on weights: see balanced_labels.
     label_weights = np.ones(len(y)) if weights is None or columns.shape[1] > 1 else weights
     label_weights = label_weights * trains  # a label that only held-out rows have is a class of weight zero
     stream.labels = stream.labels or [LabelCounts() for _ in columns.T]
@@ -473,7 +473,7 @@ def add_targets(
 
 
 def counted_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
-    """Return a mask of the rows that count: their weight, times that of their class, is above zero."""
+    """Return a mask of the rows whose weight, multiplied by the weight of their class, is above zero."""
     counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
     if not output_task.classifies:
         return counted
@@ -490,7 +490,7 @@ def counted_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarr
 
 
 def mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
-    """Return the mean place of the labels of a block among all labels."""
+    """Return the mean rank of the labels of a block among the sorted ``labels``; ``counts`` are those of the block."""
     places = np.searchsorted(labels, counts.labels)
     return float(np.average(places, weights=counts.totals)) if counts.totals.any() else 0.0
 
@@ -498,7 +498,7 @@ def mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
 def sample_of_blocks(
     source: Any, counted: Callable[[Any, Any], np.ndarray], blocks: Sequence[int], sizes: Sequence[int], most: int
 ) -> list[Part]:
-    """Return up to about ``most`` rows that count, evenly spaced in evenly spaced blocks; all rows if no more."""
+    """Return about ``most`` rows with weight, evenly spaced in evenly spaced blocks; all rows if there are no more."""
     total = sum(sizes[i] for i in blocks)
     if total > most:
         places = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLE_BLOCKS)).round().astype(int))
@@ -523,7 +523,7 @@ def block_parts(source: Any, i: int) -> Part:
 
 
 def _arrays(given: Any) -> Any:
-    """Return targets or weights of a block as an array, of several outputs as a dict of arrays; None stays None."""
+    """Return targets or weights of a block as an array, or as a dict of arrays by output; None stays None."""
     given = given.arrays if isinstance(given, Inputs) else given
     if isinstance(given, Mapping):
         return {name: None if one is None else np.asarray(one) for name, one in given.items()}
@@ -535,7 +535,7 @@ def _count(y: Any) -> int:
 
 
 def taken_part(part: Part, rows: np.ndarray) -> Part:
-    """Return some rows of a part."""
+    """Return the rows of a part with the indices ``rows``."""
     X, y, weights = part
     return taken_rows(X, rows), taken_rows(y, rows), taken_rows(weights, rows)
 
@@ -563,7 +563,7 @@ def joined_parts(parts: Sequence[Part]) -> Part:
 
 
 def _joined_weights(parts: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Return the weights of several blocks, of ``counts`` rows, as one; None: all are one."""
+    """Return the weights of several blocks as one array; None if all are one. ``counts`` are the rows of each block."""
     named = [one for one in parts if isinstance(one, Mapping)]
     if named:
         outputs = dict.fromkeys(name for one in named for name in one)
@@ -579,12 +579,12 @@ def _joined_weights(parts: Sequence[Any], counts: Sequence[int]) -> Any:
 def _joined_rows(parts: Sequence[Any]) -> Any:
     """Return the features, or the targets, of several blocks as one."""
     first = parts[0]
-    if isinstance(first, Mapping):  # of several inputs or outputs
+    if isinstance(first, Mapping):  # by input or output
         return {name: _joined_rows([one[name] for one in parts]) for name in first}
     if hasattr(first, "column_names"):
         import pyarrow as pa
 
-        # A data frame, as scikit-learn's functions that select rows do not take tables of every release of pyarrow.
+        # Return a data frame, because scikit-learn cannot select rows of tables of every release of pyarrow.
         return pa.concat_tables(parts).to_pandas()
     if hasattr(first, "iloc"):
         import pandas as pd
@@ -596,7 +596,7 @@ def _joined_rows(parts: Sequence[Any]) -> Any:
 
 
 def bytes_of_blocks(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
-    """Yield what tells one source from another: the sizes, features, targets and weights of its blocks."""
+    """Yield bytes that identify a source: the sizes, features, targets and weights of its blocks."""
     yield repr(list(sizes)).encode()
     for i in range(len(sizes)):
         X, y, weights = block_parts(source, i)
@@ -604,14 +604,14 @@ def bytes_of_blocks(source: Any, sizes: Sequence[int]) -> Iterator[bytes]:
 
 
 def _bytes_of_table(table: Any) -> list[Any]:
-    """Return the name, the missing places and the other values of each column of a table of Arrow."""
+    """Return the bytes of each column of an Arrow table: a bit for each missing value, and the name with the values."""
     import pyarrow as pa
 
     found: list[Any] = []
     for name in table.column_names:
         column = table.column(name)
         with pa.BufferOutputStream() as sink:
-            # Without missing values, under which there may be any bytes, and in one part, however the rows were cut.
+            # Drop missing values, which may have any bytes, and combine the chunks, because rows may be cut anywhere.
             values = pa.table({name: column.drop_null()}).combine_chunks()
             with pa.ipc.new_stream(sink, values.schema) as stream:
                 stream.write_table(values)
@@ -622,7 +622,7 @@ def _bytes_of_table(table: Any) -> list[Any]:
 
 @contextmanager
 def named_block(source: Any, i: int) -> Iterator[None]:
-    """Name the block in errors."""
+    """Prepend the name of block ``i`` to the message of a ValueError or TypeError."""
     with _named_place(_place(source, i)):
         yield
 
@@ -645,11 +645,11 @@ def _place(source: Any, i: int) -> str:
 
 
 BATCH_ROWS, BATCH_NUMBERS = 2**16, 2**23
-"""Rows that are predicted at a time, and most numbers in their columns: wide rows come in smaller batches."""
+"""Rows of a predicted batch, and the most numbers that it may hold: batches of wide rows are smaller."""
 
 
 class SourceRows(NamedTuple):
-    """Rows of a source: features, targets and weights if they are scored, and the place of each part for messages."""
+    """Rows of a source: features, targets and weights (None unless scored), and the origin of each part for errors."""
 
     n_rows: int
     X: Any
@@ -658,7 +658,7 @@ class SourceRows(NamedTuple):
     places: list[tuple[str, int]]
 
     def cut(self, start: int, end: int) -> SourceRows:
-        """Return some rows of a single part."""
+        """Return the rows from ``start`` to ``end``, if all rows come from one part."""
         X, y, weights = (_cut(one, start, end) for one in (self.X, self.y, self.weights))
         return SourceRows(end - start, X, y, weights, [(self.places[0][0], end - start)])
 
@@ -672,21 +672,23 @@ def reads_source(X: TableLike) -> TypeIs[SourceLike]:
 
 @dataclass(frozen=True, eq=False)
 class Batching:
-    """The facts on a fitted estimator on which its predictions in batches depend.
+    """How a fitted estimator predicts a source in batches.
 
     Attributes
     ----------
     output_task : OutputTask or None
-        None of several outputs.
+        None with several trained outputs.
     decoding : Decoding
     published : object
-        An object that each training replaces when it publishes its result.
+        An object that each training replaces when it publishes its result. Another object shows that the estimator was
+        trained in the meantime.
     rows_seen : int
-        Rows seen in training. Their number rises before a training that continues publishes its result.
+        Rows trained on. During a training that continues an earlier one, this number rises before the result is
+        published.
     chunk_rows : callable
-        Returns the rows of data that a method computes at a time, and the numbers of a row.
+        Returns the number of rows that a method predicts at a time, and the number of values in a row.
     rows_meet : callable
-        Returns the node at which the prediction of a row depends on other rows, or None.
+        Returns the node that makes the prediction of a row depend on other rows, or None if there is none.
     """
 
     output_task: OutputTask | None
@@ -698,7 +700,7 @@ class Batching:
 
     @classmethod
     def of(cls, estimator: Any) -> Batching:
-        """Return the facts on an estimator that trains a graph."""
+        """Return how a fitted estimator predicts in batches."""
         state: FittedState = estimator._state
         task = None if state.decoding.parts else estimator._output_task()
         rows_meet = partial(where_rows_meet_in_graph, state.trained_form, state.session_options, in_training=False)
@@ -709,7 +711,7 @@ def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
     """Return the results of a method of a fitted estimator for all rows of a source, as a RecordBatchReader."""
     check_is_fitted(estimator)
     batches = _predicted_batches(estimator, method, X)
-    first = next(batches)  # an unusable source is an error of the call
+    first = next(batches)  # raise errors of the source in this call, not when batches are read
     import pyarrow as pa
 
     return pa.RecordBatchReader.from_batches(first.schema, chain([first], batches))
@@ -728,18 +730,19 @@ def _predicted_batches(estimator: Any, method: str, X: Any) -> Iterator[Any]:
                 )
             found = result_of(getattr(estimator, method), rows, rows.X)
             columns = _columns(method, facts.decoding, getattr(estimator, "classes_", None), found)
-            types = types or [None] * len(columns)  # those of the first batch
+            types = types or [None] * len(columns)  # all batches have the types of the first batch
             arrays = [pa.array(np.ascontiguousarray(one), of) for one, of in zip(columns.values(), types, strict=True)]
             types = [one.type for one in arrays]
             yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _columns(method: str, decoding: Decoding, classes: Any, found: Any) -> dict[str, np.ndarray]:
-    """Return predictions as the column "prediction"; probabilities and scores by class, in columns named by the label.
+    """Return the columns of predictions: "prediction", or a column named by the label for each class of probabilities.
 
-    Several predictions a row are numbered: "prediction_0". So are the numbers of several labels a row: "0_red".
+    Several predictions per row are numbered, "prediction_0". With several labels per row, so are the columns of
+    probabilities and scores, "0_red".
     """
-    if isinstance(found, Mapping):  # by output, whose name is that of its predictions and precedes labels
+    if isinstance(found, Mapping):  # by output; its name replaces "prediction", or precedes the label
         kept = {
             "predict": lambda part: True,
             "predict_proba": lambda part: part.has_probabilities,
@@ -760,14 +763,14 @@ def _columns(method: str, decoding: Decoding, classes: Any, found: Any) -> dict[
         return dict(zip(names, several.T, strict=True))
     labels = [str(label) for label in np.asarray(classes).tolist()]
     if method == "decision_function" and len(labels) == 2 and decoding.task != "multilabel":
-        labels = labels[1:]  # the score of two classes is that of the second
+        labels = labels[1:]  # two classes have one score, of the second class
     positions = several.shape[1] // len(labels)
     names = labels if positions == 1 else [f"{i}_{label}" for i in range(positions) for label in labels]
     return dict(zip(names, several.T, strict=True))
 
 
 def scored_targets(estimator: object, y: Any, sample_weight: Any) -> Any:
-    """Return ``y`` of a call of ``score``; raise if it is None, or if it or the weights are not in memory."""
+    """Return the argument ``y`` of ``score``; raise if it is None, or if it or the weights are not in memory."""
     if y is None:
         raise ValueError(f"{type(estimator).__name__}.score requires y, but the target y is None.")
     require_in_memory(y, "y")
@@ -796,7 +799,7 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
 def scored_batches(
     estimator: Any, X: Any, y: Any, sample_weight: Any, *, several: bool = False
 ) -> Iterator[Iterator[SourceRows]]:
-    """Open a source that ``score`` is given, and give its rows in batches."""
+    """Open the source that ``score`` takes, and return an iterator over batches of its rows."""
     check_is_fitted(estimator)
     if holds_blocks(X):
         _require_alone(X, y, sample_weight)
@@ -809,18 +812,18 @@ def scored_batches(
 
 
 class SumOfAccuracies:
-    """The accuracy of rows that come in batches: the mean over batches, weighted by the labels that count in each."""
+    """The accuracy over several batches: the mean of their accuracies, weighted by the labels that are not ignored."""
 
     def __init__(self, output_task: OutputTask, decoding: Decoding) -> None:
         self._ignored, self._at_positions = output_task.ignore_label, decoding.positions is not None
         self._right = self._total = 0.0
 
     def update(self, y: Any, weights: np.ndarray | None, score: Callable[[], float]) -> None:
-        """Add a batch, of which ``score`` returns the accuracy."""
+        """Add a batch; ``score`` returns its accuracy."""
         labels = mask_of_labels(np.asarray(y), self._ignored).reshape(len(y), -1)
         counted = labels.sum(axis=1) if self._at_positions else labels.any(axis=1)
         weight = float((checked_weights(weights, len(y)) * counted).sum())
-        if weight:  # scikit-learn's accuracy of no row is an error
+        if weight:  # scikit-learn refuses to score zero rows
             share = weight * score()
             self._right += share if weights is not None else round(share)
             self._total += weight
@@ -833,7 +836,7 @@ class SumOfAccuracies:
 
 
 class SumOfSquares:
-    """R² of rows that come in batches, from the squared errors of batches and the merged moments of their targets."""
+    """R² over several batches, from the sums of their squared errors and the merged moments of their targets."""
 
     def __init__(self, decoding: Decoding) -> None:
         self._of_maps, self._moments, self._squares, self._n_rows = bool(decoding.row_shape), Moments(), np.zeros(1), 0
@@ -861,12 +864,12 @@ class SumOfSquares:
 
 
 def sum_of_scores(output_task: OutputTask, decoding: Decoding) -> SumOfAccuracies | SumOfSquares:
-    """Return the sum from which the score of an output follows."""
+    """Return an empty sum that collects batches and returns the score of an output: accuracy or R²."""
     return SumOfAccuracies(output_task, decoding) if output_task.classifies else SumOfSquares(decoding)
 
 
 def result_of(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
-    """Return the result for data of a batch; an error names the part that it comes from."""
+    """Return ``method(*given)`` for a batch; an error names the part of the source that causes it."""
     try:
         return method(*given)
     except (ValueError, TypeError):
@@ -882,11 +885,11 @@ def result_of(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
 def opened_batches(
     estimator: Any, method: str, X: Any, y: Any = None, sample_weight: Any = None, *, scored: bool = False
 ) -> Iterator[Iterator[SourceRows]]:
-    """Open a source, and give its rows in batches; the targets are read if they are scored.
+    """Open a source, and return an iterator over batches of its rows, with targets and weights if ``scored``.
 
-    Batches are cut where ``predict`` cuts an array into chunks: a row that is computed together with other rows may
-    differ in its last bits. All iterators are closed at the end of the ``with`` block:
-    the traceback of an error would keep them, and their files, open.
+    Batches end where ``predict`` cuts an array into chunks, because the last bits of a prediction may depend on the
+    rows of its chunk. All iterators are closed at the end of the ``with`` block, because the traceback of an error
+    would keep them, and their files, open.
     """
     with (
         closing(_read(estimator, X, y, sample_weight, scored=scored)) as parts,
@@ -908,7 +911,7 @@ def _batches(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Genera
             size = chunk * max(1, min(BATCH_ROWS, BATCH_NUMBERS // width) // chunk)
         waiting.append(part)
         count += part.n_rows
-        if count > chunk and not checked:  # rows of a single chunk may meet: they are predicted at once, as in memory
+        if count > chunk and not checked:  # rows of a single chunk may affect each other, as in memory
             checked, node = True, facts.rows_meet()
             if node is not None:
                 raise ModelError(
@@ -933,7 +936,7 @@ def _batches(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Genera
 
 
 def _read(estimator: Any, X: Any, y: Any, sample_weight: Any, *, scored: bool) -> Generator[SourceRows]:
-    """Yield the rows of a source as they are read."""
+    """Yield the parts of a source, such as its blocks, as they are read."""
     if holds_blocks(X) and not isinstance(X, RowBlocks):
         for i in range(len(X)):
             if scored:
@@ -962,7 +965,7 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: Any, *, scored: bool) -
 
 
 def _joined(parts: Sequence[SourceRows]) -> SourceRows:
-    """Return several parts as one."""
+    """Return the rows of several parts as one."""
     places = [place for part in parts for place in part.places]
     counts = [part.n_rows for part in parts]
     y = None if parts[0].y is None else _joined_rows([part.y for part in parts])

@@ -1,7 +1,7 @@
-"""The training state of an estimator as arrays and numbers by name, for files, other processes, and averaging.
+"""The training state of an estimator as a dict of arrays and numbers, for files, other processes, and averaging.
 
-It is :func:`stored_state` with flat names, beside what it belongs to: a digest of the graph, its constants and scales,
-engine and seed. No value is an object that NumPy or msgpack would have to pickle.
+It is :func:`stored_state` with flat names. It also identifies its training: by a digest of the graph, its constants and
+scales, the engine and the seed. No value is an object that NumPy or msgpack would have to pickle.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ FORMAT = 1
 """The number of the format of a state."""
 
 GROUPS = ("slots", "counts", "rng", "progress", "history", "fine_tuning", "log", "ranges", "balanced")
-"""The parts of a state with several entries, named ``part/entry``."""
+"""The groups of a state, whose entries are named ``group/entry``."""
 
 OWN = ("format", "graph", "constants", "engine", "seed", "minibatch_rows")
 ARRAYS = ("parameters", "statistics", "average", "losses", "scores", "snapshots")
 
 
 def training_state(state: FittedState) -> dict[str, Any]:
-    """Return a copy of everything that a training goes on from."""
+    """Return a copy of everything that training continues from, as arrays, numbers and strings by name."""
     nested = stored_state(state)
     arrays: dict[str, np.ndarray] = {}
     text = as_text({"rows": nested.pop("rows"), "memories": nested.pop("memories")}, arrays)
-    for name in ("last_finite", "best"):  # of use within a call only
+    for name in ("last_finite", "best"):  # used only within a call
         del nested[name]
     nested["log"] = {"text": json.dumps(text), **arrays}
     nested["ranges"] = {
@@ -83,9 +83,10 @@ def training_state(state: FittedState) -> dict[str, Any]:
 
 
 def load_training_state(estimator: Parameters, state: FittedState, given: object) -> None:
-    """Set a state that :func:`training_state` returned, perhaps in another process and through a file.
+    """Set a state that :func:`training_state` returned, possibly in another process or read from a file.
 
-    ModelError if it is none, or is that of another graph or optimizer; nothing has changed then.
+    Raise ModelError, before anything changes, if ``given`` is not such a state or belongs to another graph or
+    optimizer.
     """
     if not isinstance(given, Mapping):
         raise TypeError(f"A training state is a dict, as training_state() returns it, got {type(given).__name__}.")
@@ -119,7 +120,7 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
         if len(stacked) and (stacked.shape[1:] != buffer.shape or stacked.dtype != buffer.dtype):
             raise ValueError("it holds 'snapshots' in another shape or type")
         snapshots = tuple(one.copy() for one in stacked)
-        # An optimizer that has not begun is one with its initial vectors.
+        # If the optimizer has no vectors yet, take the initial ones.
         slots = state_slots(resolve_optimizer(estimator.optimizer), state.parameters)
         optimizer_state, dtype = state.optimizer_state, state.parameters.buffer.dtype
         if not optimizer_state.fits(slots):
@@ -131,7 +132,7 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
     restore_state(target, nested)  # checks, then writes into the arrays
 
     if optimizer_state is not state.optimizer_state or (engine, seed) != (state.engine, state.seed):
-        state.live.step = state.live.step_key = None  # bound to other arrays, or made for other settings
+        state.live.step = state.live.step_key = None  # the step is bound to other arrays or settings
     elif state.live.step is not None:
         state.live.step.reload()
     state.live.predictors.clear()
@@ -154,14 +155,13 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
 
 
 def _graph_digest(state: FittedState) -> str:
-    """Return a digest of the trained graph without the values of trained weights and running statistics.
+    """Return a digest of the trained graph, constants, frozen weights and decoding.
 
-    It includes constants, frozen weights and the decoding, without the range of the targets, because calls of
-    ``partial_fit`` widen it.
+    It leaves out the values that calls change: trained weights, running statistics, and the range of the targets.
     """
     trained = {*state.parameters.names, *state.parameters.running_statistics}
     proto = to_proto(state.trained_form.model)
-    proto.graph.name = ""  # skl2onnx draws one
+    proto.graph.name = ""  # skl2onnx draws a random name
     for one in proto.graph.initializer:
         if one.name in trained or one.name in state.frozen:
             for field in ("raw_data", "float_data", "double_data"):
@@ -177,7 +177,7 @@ def _graph_digest(state: FittedState) -> str:
 
 
 def _engine(estimator: Parameters, state: FittedState, stored: object) -> str:
-    """Return the engine with which training continues; raise ModelError if it is not the engine of the state."""
+    """Return the engine with which training continues; raise ModelError if the state is of another engine."""
     known = [*available_engines(), *([COMPILED] if auto_compiles() else [])]
     if stored == state.engine or (estimator.engine == "auto" and stored in known):
         return str(stored)
@@ -187,11 +187,11 @@ def _engine(estimator: Parameters, state: FittedState, stored: object) -> str:
     )
 
 
-# Flat names.
+# Convert between a nested state and a flat dict with names such as ``slots/m``.
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each entry with its path; None is left out, which NumPy would pickle."""
+    """Yield each entry of nested dicts with its path as name; leave out None, which NumPy would pickle."""
     for name, one in value.items():
         if isinstance(one, Mapping):
             yield from _flat(one, f"{prefix}{name}/")
@@ -200,7 +200,7 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _nested(values: Mapping[str, Any]) -> State:
-    """Return the entries as :func:`restore_state` takes them."""
+    """Return the entries of a flat dict as nested dicts, which :func:`restore_state` takes."""
     nested: State = {name: {} for name in GROUPS} | {"average": None, "last_finite": None, "best": None}
     for name, value in values.items():
         part, _, entry = name.partition("/")
@@ -222,14 +222,14 @@ def _nested(values: Mapping[str, Any]) -> State:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or a text that a file of NumPy holds as an array without axes; arrays as they are."""
+    """Return the number or string in a 0-D array, as NumPy's files store it; return other values unchanged."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
         return value.item()
     return value
 
 
 def _require_numbers(nested: State) -> None:
-    """Raise where weights are not finite, or the optimizer's state is NaN; its squares may be infinite."""
+    """Raise if a weight is not finite or a vector of the optimizer holds NaN; its squares may be infinite."""
     for name in ("parameters", "statistics", "average", "snapshots"):
         array = nested.get(name)
         if array is not None and not (isinstance(array, np.ndarray) and np.isfinite(array).all()):
@@ -246,7 +246,7 @@ def _count(values: Mapping[str, Any], name: str) -> int:
     return value
 
 
-# The range of the targets, balanced weights of classes, and the networks that predict together.
+# The range of the targets and the balanced class weights.
 
 
 def _ranges(state: FittedState) -> list[TargetRange | None]:
@@ -276,9 +276,9 @@ def _read_ranges(state: FittedState, stored: Mapping[str, Any]) -> list[TargetRa
 
 
 def _read_balanced(state: FittedState, stored: Mapping[str, Any]) -> tuple[tuple[float, ...] | None, ...]:
-    """Return the class weights that ``class_weight="balanced"`` computed for each output; None for an output without.
+    """Return the stored class weights of ``class_weight="balanced"`` for each output, None for an output without them.
 
-    They belong to the rows of the fit, which the estimator that loads the state need not have seen.
+    They were computed from the rows of the fit, which the estimator that loads the state may lack.
     """
     decodings = state.decoding.parts or (state.decoding,)
     if not stored.keys() <= {f"{i}" for i in range(len(decodings))}:
@@ -298,25 +298,24 @@ def _read_balanced(state: FittedState, stored: Mapping[str, Any]) -> tuple[tuple
     return tuple(found)
 
 
-# Constants that are built into a graph beside its weights, and their comparison between two graphs.
-#
-# Scales of inputs and of targets, and the labels of the classes, are among them, which a fit takes from its data.
+# Constants that are built into a graph beside its weights, and their comparison between two graphs. A fit takes some of
+# them from its data: the scales of inputs and targets, and the labels of the classes.
 
 
 LISTED = 1024
-"""Numbers of a constant that are listed; a longer one is represented by a digest."""
+"""Most numbers of a constant that are listed; a longer constant is represented by a digest."""
 
 CLOSE = 1e-6
-"""Relative difference of floats that are equal: means of the same data differ in the last bits between processors."""
+"""Relative tolerance for equal floats, because means of the same data differ in the last bits between processors."""
 
 CLASSES = "classes of "
-"""Before the name of an output: its labels, in the order of their scores."""
+"""Prefix of the name of an output for the constant that holds its labels, in the order of their scores."""
 
 _LISTED_IN_ERRORS = 6
 
 
 def constants_of(state: FittedState) -> dict[str, Any]:
-    """Return the constants by name as values of JSON; those that only training reads are left out."""
+    """Return the constants by name as JSON values, without dropout ratios, which only training reads."""
     graph = without_low_rank(state.graph)
     own = {*graph.parameters, *graph.statistics}
     found = {name: _fact(array) for name, array in _arrays(graph.model) if name not in own}
@@ -361,9 +360,9 @@ def _fact(array: np.ndarray) -> dict[str, Any]:
 
 
 def require_same_constants(state: FittedState, given: object, weights_alone: str) -> None:
-    """Raise ModelError if the graph of a state has other constants than the one of a fitted state.
+    """Raise ModelError if the constants of a stored state (``given``) differ from those of the fitted ``state``.
 
-    ``weights_alone`` ends the message on other classes: how to load the weights in spite of them, if that is possible.
+    ``weights_alone`` is appended to the error for other classes: how to load the weights nevertheless, if possible.
     """
     known = constants_of(state)
     facts = given if isinstance(given, Mapping) else {}
@@ -403,7 +402,7 @@ def _are_close(a: object, b: object) -> bool:
 
 
 def _first_difference(ours: object, theirs: object) -> str:
-    """Return where two constants of equal shape begin to differ, for a message whose list shows their beginning."""
+    """Return text that names the first entry in which two constants of equal shape differ."""
     values = [fact.get("values") if isinstance(fact, dict) else None for fact in (ours, theirs)]
     pairs = zip(*values, strict=False) if all(isinstance(one, list) for one in values) else ()
     found = next(((i, a, b) for i, (a, b) in enumerate(pairs) if not _are_close(a, b)), None)
@@ -422,12 +421,10 @@ def _told(fact: object) -> str:
     return text if fact.get("shape") == [] else f"[{text}]"
 
 
-# The same state as nested plain values, as checkpoints and callbacks take it within a process.
-#
-# ``identity_of`` identifies the training to which a stored state belongs.
+# The state as nested plain values, which checkpoints and callbacks store and restore.
 
 PLAIN = ("least_loss", "best_loss", "best_score", "best_watched", "idle_epochs", "early_stopping", "warned_of_end")
-"""The attributes of a history that are numbers."""
+"""The attributes of a history that are single numbers, flags or None."""
 
 
 def stored_state(state: FittedState) -> State:
@@ -453,9 +450,9 @@ def stored_state(state: FittedState) -> State:
 
 
 def restore_state(state: FittedState, stored: State) -> None:
-    """Set a state that :func:`stored_state` returned; arrays that sessions are bound to are written in place.
+    """Set a state that :func:`stored_state` returned; write into existing arrays, because sessions are bound to them.
 
-    One that does not fit raises ModelError and changes nothing: it may come from a file.
+    A state that does not fit, perhaps from a file, raises ModelError and changes nothing.
     """
     with refusing("The stored state does not belong to this training"):
         history = _fitting_history(state, stored)
@@ -470,7 +467,7 @@ def restore_state(state: FittedState, stored: State) -> None:
 
 
 def _require_generator(stored: Any) -> None:
-    """Raise for a state that a generator does not take, or reads beyond: NumPy does not check the position."""
+    """Raise if ``stored`` is not a valid state of a RandomState, because NumPy does not check the position."""
     own = stored["state"]
     key, position = own["key"], own["pos"]
     if not isinstance(key, np.ndarray) or (key.dtype, key.shape) != (np.uint32, (624,)):
@@ -483,14 +480,14 @@ def _require_generator(stored: Any) -> None:
 
 
 def _weights(state: FittedState) -> dict[str, np.ndarray]:
-    """Return the arrays that make up the buffer of the parameters."""
+    """Return the arrays in the buffer of the parameters, by name: weights, running statistics and average."""
     parameters = state.parameters
     weights = {"parameters": parameters.vector, "statistics": parameters.statistics}
     return weights if parameters.average is None else {**weights, "average": parameters.average}
 
 
 def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
-    """Return the attributes of the history to set; any error means that ``stored`` does not fit."""
+    """Return the attributes of the history in ``stored``; raise any error if ``stored`` does not fit ``state``."""
     weights, slots = _weights(state), state.optimizer_state.slots
     counts = vars(state.optimizer_state).keys() - {"slots"}
     pairs = {name: (stored[name], array) for name, array in weights.items()}
@@ -544,16 +541,16 @@ def _copied(array: np.ndarray | None) -> np.ndarray | None:
     return None if array is None else array.copy()
 
 
-# A training whose state is stored and restored: for checkpoints, and for steps beside the course of training.
+# A training in progress whose state callbacks store and restore, for checkpoints or after trial steps.
 
 
 class StatefulTraining:
-    """The state and its loop.
+    """A training in progress: a fitted state and the loop that trains it.
 
     Attributes
     ----------
     ended : bool
-        Whether training ends with this epoch, once that is decided.
+        Whether training ends with this epoch; set when the epoch's outcome is final.
     """
 
     ended = False
@@ -567,7 +564,7 @@ class StatefulTraining:
         return self._state.parameters
 
     def state(self) -> State:
-        """Return a copy of all that the training goes on from."""
+        """Return a copy of everything from which the training can continue."""
         self._trainer.step.synchronize()
         state, part = {**stored_state(self._state), "ended": self.ended, "part": None}, self._trainer.part
         if part is not None:
@@ -577,7 +574,7 @@ class StatefulTraining:
         return {**state, **self._trainer.step.remote_state()}
 
     def restore(self, stored: State) -> None:
-        """Go on from a state."""
+        """Continue from a state that :meth:`state` returned."""
         ended = stored.get("ended")
         if not isinstance(ended, bool | np.bool_):
             raise ModelError("The stored state does not say whether its training had ended: it is incomplete.")
@@ -592,7 +589,7 @@ class StatefulTraining:
         self.ended = bool(ended)
 
     def begin_epoch(self) -> None:
-        """Keep the state of the generator before it draws the order of the epoch."""
+        """Store the state of the random generator before it draws the order of the epoch's rows."""
         self._epoch_rng = self._state.rng.get_state(legacy=False)
 
     def _require_between_epochs(self, name: str) -> None:
@@ -600,7 +597,7 @@ class StatefulTraining:
             raise RuntimeError(f"{name}() begins an epoch of its own: call it in begin, after_epoch or end.")
 
     def sweep(self, rates: np.ndarray) -> np.ndarray:
-        """Return the losses of steps at these learning rates; the training stays as it is."""
+        """Return the losses of trial steps, one at each learning rate; the training is restored afterwards."""
         self._require_between_epochs("sweep")
         before = self.state()
         try:
@@ -609,7 +606,7 @@ class StatefulTraining:
             self.restore(before)
 
     def refresh_statistics(self) -> None:
-        """Update the running statistics by a pass over the data that changes no weight."""
+        """Compute the running statistics for the current weights, by a pass over the data that changes no weight."""
         self._require_between_epochs("refresh_statistics")
         before = self.state()
         without_updates(self._trainer.step, self._trainer.batches)
@@ -618,7 +615,7 @@ class StatefulTraining:
         self.parameters.statistics[...] = statistics
 
     def restart_rates(self, ends: Sequence[int]) -> None:
-        """Make the learning rate fall to 0 by each of these epochs of this call, and start again."""
+        """Set cycles of the learning rate: it falls to 0 by each epoch in ``ends``, and starts again after it."""
         step, total = self._state.history.progress.step, self._state.history.progress.total_steps
         if total is None:
             raise ValueError(
@@ -633,7 +630,7 @@ class StatefulTraining:
         require_single_scores(self._state)
 
     def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
-        """Predict by the mean of several networks until training goes on; ``snapshots`` are copies of the buffer."""
+        """Predict the mean of several networks until training continues; ``snapshots`` are copies of the buffer."""
         self._state.snapshots = tuple(snapshots)
         self._state.live.predictors.clear()
 
@@ -643,7 +640,7 @@ class StatefulTraining:
 
 
 def _part_of_epoch(part: Any, stored: State) -> tuple[EpochPart, float]:
-    """Read the part of an epoch after which a state was stored, and the learning rate of its last step."""
+    """Return the part of an epoch trained before a state was stored, and the learning rate of the last step."""
     before, total, weight, rate = (part[name] for name in ("steps_before", "total", "weight", "rate"))
     if not _is_count(before) or before >= stored["progress"]["step"]:
         raise ValueError("the part of its epoch has no steps")
@@ -652,33 +649,33 @@ def _part_of_epoch(part: Any, stored: State) -> tuple[EpochPart, float]:
     return EpochPart(before, total, weight), rate
 
 
-# Identity of a training: its settings, graph, data, and the state that it begins from.
+# Identity of a training: a digest of its settings, its graph, its data, and the state that it begins from.
 
 
 NO_ORIGIN = {"memories", "rows", "fine_tuning"}
-"""Parts of the state on which no weight depends."""
+"""Parts of the state that do not affect weights."""
 
 
 def identity_of(
     estimator: Parameters, state: FittedState, trainer: Trainer, call: Call, held_out: ScoredRows | None
 ) -> str:
-    """Return a digest that is equal for calls whose training is the same to the bit."""
+    """Return a digest that is equal for two calls if they train to the same bits."""
     hasher = blake2b(digest_size=12)
     names = steering_parameters(estimator)
-    # The graph itself is compared by its bytes, so of a GraphModel only how it is read counts.
+    # The graph is compared by its bytes below, so include only the other settings of a GraphModel.
     reading = resolve_graph_model(estimator.model).get_params(deep=False)
     parameters = {name: getattr(estimator, name) for name in names}
     parameters |= {name: value for name, value in reading.items() if name != "graph"}
     stored = {name: value for name, value in stored_state(state).items() if name not in NO_ORIGIN}
     settings = (type(estimator).__qualname__, state.engine, state.device.name, state.seed, packages.version())
-    padded_to = call.one_epoch and trainer.step.batch_size  # a fit has the rows of its minibatches, which are data
+    padded_to = call.one_epoch and trainer.step.batch_size  # only partial_fit pads to the size of an earlier step
     held = [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
-    steering = [one for one in held if isinstance(one, Callback) and one.steers]  # the weights depend on them
+    steering = [one for one in held if isinstance(one, Callback) and one.steers]  # callbacks that affect weights
     steers = [(type(one).__qualname__, one.get_params()) for one in steering]
     for value in (settings, parameters, stored, dict(state.frozen), padded_to, steers):
         hasher.update(digest(value))
     proto = to_proto(state.trained_form.model)
-    proto.graph.name = ""  # skl2onnx draws one
+    proto.graph.name = ""  # skl2onnx draws a random name
     hasher.update(proto.SerializeToString())
     for data in trainer.data:
         data.digest(hasher.update, PIECE_ROWS)
