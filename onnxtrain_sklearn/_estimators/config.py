@@ -63,7 +63,7 @@ class TrainingConfig:
         The builder of the graph. Its factors of learning rate and weight decay count unless the optimizer sets others.
     trainable : str, list of str or callable
     alpha : float or None
-        None: the default (:func:`default_alpha`), which depends on the data.
+        None: "auto" (:func:`default_alpha`), which depends on the data.
     l1_ratio : float
     batch_size : int
         Rows of a minibatch; the data may have fewer.
@@ -239,16 +239,16 @@ The strengths are the best of 1, 2, 3, 5 and 10 on 16 small tables (benchmarks/d
 def default_alpha(estimator: Any, config: TrainingConfig, task: Task, n_rows: int) -> float:
     """Return the value of ``alpha="auto"`` for ``n_rows`` rows, including held-out rows.
 
-    The penalty of a minibatch is divided by its rows. So the value is STRENGTH divided by the number of minibatches in
-    an epoch: over an epoch, the penalty acts like a prior, which matters less the more rows there are.
+    The penalty of a step is divided by its rows. With this value, the mean loss of each step has the penalty STRENGTH
+    divided by all rows: it acts like a prior, which matters less the more rows there are.
     """
     builder, loss = config.builder, resolve_loss(estimator.loss) if isinstance(estimator.loss, str) else estimator.loss
     hidden = type(builder) is MLP and np.size(builder.hidden_layer_sizes)
     in_units = task == "regression" and estimator.target_scaling is None  # any strength may be too large
     if not hidden or in_units or not isinstance(loss, LogLoss | SquaredError):
         return 0.0
-    minibatch = config.batch_size if config.optimizer.takes_minibatches else n_rows
-    return STRENGTH.get(task, 0.0) * min(1.0, minibatch / n_rows)
+    rows = config.batch_size * config.loop.accumulate if config.optimizer.takes_minibatches else n_rows
+    return STRENGTH.get(task, 0.0) * min(1.0, rows / n_rows)
 
 
 # Checks of parameters that need no data.

@@ -81,6 +81,8 @@ class Description:
     compared : str
         After ``fit`` of an ONNX file, two comparisons: of the outputs of the file with those of the graph as read, and
         of the loss of the training graph with that of the predicting graph; with the reason if one was left out.
+    alpha : float or None
+        After training: the strength of the penalty on weights in the last call, that of ``alpha="auto"`` resolved.
     step : str
         After training: who runs the passes of a step, who updates the parameters, and why.
     restored : tuple of str
@@ -95,6 +97,7 @@ class Description:
     output: str | None = None
     loss: str = ""
     compared: str = ""
+    alpha: float | None = None
     step: str = ""
     restored: tuple[str, ...] = ()
 
@@ -119,6 +122,7 @@ class Description:
         lines = [_line(entry, width) for s in _COUNTED for entry in self.of(s)]
         read = [f"read with {', '.join(self.restored)}"] if self.restored else []
         chosen = [f"step: {self.step}"] if self.step else []
+        chosen += [f"penalty on weights: alpha={self.alpha:.3g}"] if self.alpha else []
         return "\n".join([*head, *chosen, *lines, *read, *([self.compared] if self.compared else [])])
 
 
@@ -166,7 +170,7 @@ def _of_state(state: FittedState, estimator: Parameters) -> Description:
     described = _described(state.graph, title, parameters.names, parameters.running_statistics)
     found = _with_factors(described, state.graph, estimator)
     step = "" if state.step_kind is None else str(state.step_kind)
-    return replace(found, engine=state.engine, compared=state.compared, step=step)
+    return replace(found, engine=state.engine, compared=state.compared, step=step, alpha=state.alpha)
 
 
 def _with_factors(described: Description, graph: TrainableModel, estimator: Parameters) -> Description:

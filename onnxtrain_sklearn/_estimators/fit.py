@@ -227,8 +227,11 @@ def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examp
         return 0.0
     weights = np.ones(len(examples)) if examples.weights is None else examples.weights[examples.weights > 0]
     n_rows = len(weights) if call.stream is None else call.stream.n_rows
-    # The penalty of a minibatch is divided by the sum of its weights. Their mean cancels the scale of the weights.
-    return float(weights.mean()) * default_alpha(estimator, config, examples.targets.task, n_rows)
+    # The penalty of a step is divided by the sum of its weights. Whole numbers count rows, as scikit-learn demands of
+    # sample weights: twice the weights are twice the rows, on which the penalty matters half as much. Of other weights
+    # the scale is arbitrary; their mean cancels it. No rule does both for equal whole weights.
+    scale = 1.0 if (weights == np.round(weights)).all() else float(weights.mean())
+    return scale * default_alpha(estimator, config, examples.targets.task, n_rows)
 
 
 # Make the epoch loop of a call: its minibatches, its step, the score of the validation rows, its callbacks.

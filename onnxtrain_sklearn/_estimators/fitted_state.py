@@ -111,6 +111,8 @@ class FittedState:
     minibatch_rows : int or None
         Minibatch size of the last call, to which later calls pad shorter minibatches; None without plain training,
         because fine-tuning has a step of its own.
+    alpha : float
+        The strength of the penalty on weights in the last call, that of ``alpha="auto"`` resolved.
     sparse : tuple of str
         The inputs that were sparse matrices in the last call.
     step_kind : StepKind or None
@@ -140,6 +142,7 @@ class FittedState:
     balanced: tuple[float, ...] | None = None
     balanced_outputs: tuple[tuple[float, ...] | None, ...] = ()
     minibatch_rows: int | None = None
+    alpha: float = 0.0
     sparse: tuple[str, ...] = ()
     step_kind: StepKind | None = None
     compared: str = ""

@@ -88,6 +88,7 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
         session_options=settings.session_options,
         engine=settings.engine,
         seed=settings.seed,
+        alpha=settings.alpha,
         fitted=context.fitted,
         began=Start.by(estimator),
         live=LiveSessions(trained_form=form),
@@ -116,6 +117,7 @@ def _resumed_state(
         device=settings.device,
         session_options=settings.session_options,
         engine=resumed.engine if settings.engine == "auto" else settings.engine,
+        alpha=settings.alpha,
         snapshots=(),
         live=replace(resumed.live, trained_form=form, predictors={}),
     )

@@ -164,7 +164,7 @@ class HostStep(OneProcess):
         self._updates: HostUpdates | None = None
         for stage in parts.stages:
             if stage == "penalty":
-                self._gradient_stages.append(HostPenalty(bindings, parameters))
+                self._gradient_stages.append(HostPenalty(bindings, parameters, settings))
             elif stage == "clipping":
                 self._gradient_stages.append(HostClipping(bindings, parameters))
             elif stage == "update":

@@ -459,20 +459,45 @@ class WeightStage(Protocol):
         """Change them in step ``t``."""
 
 
-class HostPenalty:
-    """The penalty on the penalized part of the parameters."""
+PENALTY_BLOCK = 8192
+"""Weights of a block of the penalty, which stays in the cache. OpenBLAS adds up so few with one thread."""
 
-    def __init__(self, bindings: VectorBindings, parameters: FlatParameters) -> None:
-        part = parameters.penalized
-        self._strength, self._value = np.zeros((), bindings.dtype), np.zeros((), bindings.dtype)
-        scalars = {"strength": self._strength, PENALTY: self._value}
-        self._binding = bindings.penalty(parameters.vector[part], parameters.gradient[part], **scalars)
+
+class HostPenalty:
+    """The penalty on the penalized part of the parameters.
+
+    NumPy computes that of squares, to the bits of the graph, because a run of a session takes a tenth to a third of the
+    step of a small network: 8 to 20 microseconds instead of 2 to 4. The sum in the loss may be rounded otherwise.
+    """
+
+    def __init__(self, bindings: VectorBindings, parameters: FlatParameters, settings: StepSettings) -> None:
+        part, dtype = parameters.penalized, bindings.dtype
+        weights, gradients = parameters.vector[part], parameters.gradient[part]
+        self._strength, self._value = np.zeros((), dtype), np.zeros((), dtype)
+        self._binding: Binding | None = None
+        if settings.l1_ratio:
+            scalars = {"strength": self._strength, PENALTY: self._value}
+            self._binding = bindings.penalty(weights, gradients, **scalars)
+            return
+        self._squares = dtype.type(penalty_factors(settings.alpha, 0.0)[0])
+        self._slope = np.zeros((), dtype)  # of a weight of one
+        temporary = np.empty(min(len(weights), PENALTY_BLOCK), dtype)
+        cuts = [slice(start, start + PENALTY_BLOCK) for start in range(0, len(weights), PENALTY_BLOCK)]
+        self._blocks = [(w := weights[cut], gradients[cut], temporary[: len(w)]) for cut in cuts]
 
     def run(self, weight: float) -> float:
         """Add its gradients, divided by the sum ``weight`` of the weights of the rows; return its value."""
         self._strength[()] = 1.0 / weight if weight > 0 else 0.0
-        self._binding.run()
-        return float(self._value.item())
+        if self._binding is not None:
+            self._binding.run()
+            return float(self._value.item())
+        factor, total = self._strength[()] * self._squares, 0.0
+        self._slope[()] = factor + factor
+        for weights, gradients, temporary in self._blocks:
+            np.multiply(weights, self._slope, temporary)
+            np.add(gradients, temporary, gradients)
+            total += float(np.dot(weights, weights))
+        return total * float(factor)
 
 
 class HostClipping:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(400, 3)).astype(np.float32)
 LABELS = (X[:, 0] + RNG.normal(size=400) > 0).astype(int)
 NUMBERS = 3 * X[:, 0] + RNG.normal(size=400) + 7
-STILL = {"learning_rate_init": 0.0, "max_iter": 1, "shuffle": False, "alpha": "auto", "random_state": 0}
+STILL = {"learning_rate_init": 0.0, "max_iter": 1, "shuffle": False, "random_state": 0}
 pytestmark = pytest.mark.filterwarnings("ignore:Training has not converged")
 
 
@@ -22,12 +22,74 @@ def log_loss_of(classifier, X, y):
     return -np.log(classifier.predict_proba(X.astype(float))[np.arange(len(y)), y]).mean()
 
 
-@pytest.mark.parametrize("weight", [1.0, 1e-6, 1e6])
+@pytest.mark.parametrize("weight", [1.0, 1e-6, 1e6 + 0.5])
 @pytest.mark.parametrize("batch_size", ["auto", 50, 1000])
 def test_an_epoch_of_labels_has_twice_half_the_squares_over_all_rows(batch_size, weight):
     classifier = OrtGradientClassifier(MLP((5,)), batch_size=batch_size, **STILL)
     classifier.fit(X, LABELS, sample_weight=np.full(400, weight))
     assert_allclose(classifier.loss_, log_loss_of(classifier, X, LABELS) + 2 / 2 * squares(classifier) / 400, rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_minibatches_of_a_step_have_the_penalty_of_one(accumulate):
+    classifier = OrtGradientClassifier(MLP((5,)), optimizer=AdamW(accumulate=accumulate), batch_size=20, **STILL)
+    classifier.fit(X[:360], LABELS[:360])
+    assert_allclose(
+        classifier.loss_, log_loss_of(classifier, X[:360], LABELS[:360]) + squares(classifier) / 360, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "lbfgs"])
+@pytest.mark.parametrize("estimator", [OrtGradientClassifier, OrtGradientRegressor])
+def test_whole_weights_are_repeated_rows(estimator, optimizer):
+    y = LABELS if estimator is OrtGradientClassifier else NUMBERS
+    repeats = np.random.RandomState(3).randint(0, 4, 60)
+    shared = {
+        "optimizer": optimizer,
+        "learning_rate_init": 0.1,
+        "batch_size": 500,
+        "max_iter": 10,
+        "tol": -np.inf,
+        "random_state": 0,
+    }
+    weighted = estimator(MLP((4,)), **shared).fit(X[:60], y[:60], sample_weight=repeats)
+    repeated = estimator(MLP((4,)), **shared).fit(np.repeat(X[:60], repeats, axis=0), np.repeat(y[:60], repeats))
+    unpenalized = estimator(MLP((4,)), alpha=0, **shared).fit(X[:60], y[:60], sample_weight=repeats)
+    for name, array in repeated.weights_.items():
+        assert_allclose(weighted.weights_[name], array, rtol=1e-4, atol=1e-5)
+    assert any(np.abs(unpenalized.weights_[n] - array).max() > 1e-3 for n, array in repeated.weights_.items())
+
+
+def test_only_ratios_of_other_weights_matter():
+    weights = np.random.RandomState(3).uniform(0.5, 2, 400)
+    first, *others = (
+        OrtGradientClassifier(MLP((4,)), max_iter=5, random_state=0).fit(X, LABELS, sample_weight=factor * weights)
+        for factor in (1.0, 1e-9, 1e9)
+    )
+    for other in others:
+        assert_allclose(other.predict_proba(X), first.predict_proba(X), rtol=1e-4)
+
+
+def test_class_weights_are_weights_of_rows():
+    for class_weight in ({0: 1.0, 1: 3.0}, {0: 0.5, 1: 2.0}):
+        factors = np.array([class_weight[0], class_weight[1]])
+        by_class = OrtGradientClassifier(MLP((4,)), class_weight=class_weight, max_iter=5, random_state=0).fit(
+            X, LABELS
+        )
+        by_row = OrtGradientClassifier(MLP((4,)), max_iter=5, random_state=0)
+        by_row.fit(X, LABELS, sample_weight=factors[LABELS])
+        assert (by_class.predict_proba(X) == by_row.predict_proba(X)).all()
+
+
+def test_description_names_the_penalty():
+    classifier = OrtGradientClassifier(MLP((5,)), batch_size=50, max_iter=1, random_state=0)
+    assert classifier.describe().alpha is None
+    classifier.fit(X, LABELS)
+    assert_allclose(classifier.describe().alpha, 2 * 50 / 400)
+    assert "penalty on weights: alpha=0.25" in str(classifier.describe())
+    classifier.partial_fit(X, LABELS)
+    assert classifier.describe().alpha == 0
+    assert "penalty" not in str(classifier.describe())
 
 
 def test_numbers_have_a_penalty_of_five_in_units_of_their_deviation():
@@ -54,9 +116,7 @@ def test_other_models_losses_and_rows_have_no_penalty(estimator, rows, y):
 
 
 def test_lbfgs_takes_the_penalty_of_all_rows():
-    classifier = OrtGradientClassifier(MLP((3,)), optimizer="lbfgs", max_iter=30, alpha="auto", random_state=0).fit(
-        X, LABELS
-    )
+    classifier = OrtGradientClassifier(MLP((3,)), optimizer="lbfgs", max_iter=30, random_state=0).fit(X, LABELS)
     assert_allclose(classifier.loss_, log_loss_of(classifier, X, LABELS) + squares(classifier) / 400, rtol=1e-4)
 
 

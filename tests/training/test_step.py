@@ -150,7 +150,7 @@ def created(monkeypatch):
 
 def test_a_step_creates_its_sessions_once(created, monkeypatch):
     tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
-    step = new_step(mlp(), batch=8, alpha=0.1, max_grad_norm=1.0)
+    step = new_step(mlp(), batch=8, alpha=0.1, l1_ratio=0.5, max_grad_norm=1.0)
     assert len(created) == 4
     for seed in range(3):
         one_step(step, 0.01, fill(step, *data(seed=seed)))
