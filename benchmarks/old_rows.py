@@ -1,8 +1,9 @@
 """Compare fine-tuning with and without old rows, on tables whose new rows lie elsewhere.
 
 A model is fitted on the rows in which one column is below its 65 % quantile; few of the others are new, and the rest
-judge. Rivals: the old model, and the model refitted on old and new rows with equal weights of both. Scores are R² or
-minus the log loss. Results are appended to a file of JSON lines, and fits that it holds are not repeated.
+judge. Rivals: the old model, and the model refitted on the new rows, or on old and new rows with equal weights of both.
+Scores are R² or minus the log loss. Results are appended to benchmarks/old_rows_results.jsonl, and fits that it holds
+are not repeated. ``--page`` writes the table to docs/defaults.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from defaults import write_section
 from early_stopping import TABLES as NUMBERS
 from sklearn.base import clone, is_classifier
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
@@ -82,7 +84,11 @@ def scores(name: str, kind: str, n: int, seed: int) -> dict[str, float] | None:
         return float(r2_score(y[test], one.predict(X[test])))
 
     both = np.concatenate([old, np.repeat(new, max(1, len(old) // len(new)))])
-    found = {"old": score(model), "refit on both": score(clone(model).fit(X[both], y[both]))}
+    found = {
+        "old": score(model),
+        "refit on new": score(clone(model).fit(X[new], y[new])),
+        "refit on both": score(clone(model).fit(X[both], y[both])),
+    }
     estimator = OrtGradientClassifier if is_classifier(model) else OrtGradientRegressor
     found["without old rows"] = score(estimator(model, random_state=0).fit(X[new], y[new]))
     tuned = estimator(model, random_state=0).fit(X[new], y[new], X_old=X[old], y_old=y[old])
@@ -90,31 +96,39 @@ def scores(name: str, kind: str, n: int, seed: int) -> dict[str, float] | None:
     return found
 
 
-def report(results: list[dict[str, Any]]) -> None:
-    """Print how each method compares with the best of the old model, the refit and fine-tuning without old rows."""
-    for kind in (*MODELS, ""):
-        found = [one["scores"] for one in results if one["scores"] and one["model"].startswith(kind)]
-        if not found:
-            continue
-        best = np.array([max(one["old"], one["refit on both"]) for one in found])
-        plain = np.array([one["without old rows"] for one in found])
-        print(
-            f"{kind or 'all'}: {len(found)} stories; of each method, the share that is at least the best rival - 0.01,"
-        )
-        print("and against fine-tuning without old rows how many are worse and better by 0.01")
-        for method in found[0]:
-            own = np.array([one[method] for one in found])
-            worse, better = np.sum(own < plain - 0.01), np.sum(own > plain + 0.01)
-            print(f"  {method}: {np.mean(own >= best - 0.01):.2f}, {worse} worse, {better} better")
+RIVALS = ("old", "refit on new", "refit on both")
+OURS = ("without old rows", "with old rows")
+NEAR = 0.01
+"""A score counts as level with the best rival if it is at most this far behind."""
+
+
+def report(results: list[dict[str, Any]]) -> list[str]:
+    """Return a table of all stories, after one that counts those level with the best rival, by model and rows."""
+    stories = [one for one in results if one["scores"]]
+    best = {id(one): max(one["scores"][name] for name in RIVALS) for one in stories}
+    methods = (*RIVALS, *OURS)
+    lines = [f"| model | new rows | stories | {' | '.join(methods)} |", f"|---|---|---|{'---|' * len(methods)}"]
+    groups = [(kind, n) for kind in MODELS for n in sorted({one["rows"] for one in stories})]
+    for kind, n in [*groups, ("all", None)]:
+        part = [one for one in stories if kind == "all" or (one["model"], one["rows"]) == (kind, n)]
+        if part:
+            level = [sum(one["scores"][name] >= best[id(one)] - NEAR for one in part) for name in methods]
+            lines.append(f"| {kind} | {n or ''} | {len(part)} | {' | '.join(map(str, level))} |")
+    lines += ["", f"| table | model | new rows | {' | '.join(methods)} |", f"|---|---|---|{'---|' * len(methods)}"]
+    for one in sorted(stories, key=lambda one: (TABLES.index(one["table"]), list(MODELS).index(one["model"]))):
+        found = [one["scores"][name] for name in methods]
+        shown = [f"**{score:.3f}**" if score >= best[id(one)] else f"{score:.3f}" for score in found]
+        lines.append(f"| {one['table']} | {one['model']} | {one['rows']} | {' | '.join(shown)} |")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=Path("build/old_rows.jsonl"))
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("old_rows_results.jsonl"))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--page", action="store_true", help="write the table to docs/defaults.md")
     arguments = parser.parse_args()
     path: Path = arguments.results
-    path.parent.mkdir(parents=True, exist_ok=True)
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done = {(one["table"], one["model"], one["rows"], one["seed"]) for one in results}
     warnings.simplefilter("ignore")
@@ -127,7 +141,10 @@ def main() -> None:
                         results.append({"table": name, "model": kind, "rows": n, "seed": seed, "scores": found})
                         with path.open("a") as file:
                             file.write(json.dumps(results[-1]) + "\n")
-    report(results)
+    lines = report(results)
+    print(*lines, sep="\n")
+    if arguments.page:
+        write_section("drift", lines)
 
 
 if __name__ == "__main__":
