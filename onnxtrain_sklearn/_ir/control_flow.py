@@ -3,8 +3,8 @@
 :func:`complete_shapes` follows the integers that a graph computes from shapes (``shape_values``), node by node, and
 completes the shapes that ONNX's inference leaves unknown (``shapes``), also in bodies; :func:`complete_bodies` does so
 only for graphs with bodies. :func:`fold` also replaces known integers by constants, and an If whose condition is known
-by its branch. :func:`unroll` writes loops out for consumers without subgraphs, and :func:`read_constant_states` takes
-unchanged states out of bodies.
+by its branch. :func:`unroll` replaces loops by the nodes of all iterations, for code that cannot handle subgraphs.
+:func:`read_constant_states` removes states that no iteration changes.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from .shapes import infer_node, infer_shapes
 from .supported import ANY, SCAN, Supported
 
 _LEADING = {"Loop": (2, 1), "Scan": (0, 0)}
-"""Inputs of a node and of its body, and outputs of the body, before those of the states."""
+"""For each operator: the number of inputs (of the node and of its body), and of outputs of the body, that precede the
+states."""
 
 
 def read_constant_states(model: ir.Model) -> bool:
-    """Make bodies read unchanged states from outside, in place: JAX's loops take their weights as states.
+    """Remove loop states that no iteration changes: bodies read their initial values from the outer graph, in place.
 
-    Return True if there were such states.
+    JAX's loops carry their weights as such states. Return True if there were any.
     """
     found = False
     for node in every_node(model.graph):
         if node.op_type in _LEADING and not node.domain:
             body, (first, done) = _body(node), _LEADING[node.op_type]
-            # The inputs that a Scan goes along are no states, though it may return a slice of one as it is.
+            # The scanned inputs of a Scan are no states, even if the body returns a slice of one unchanged.
             last = len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)
             pairs = list(zip(list(body.inputs)[first:last], list(body.outputs)[done:], node.outputs, strict=False))
             constant_states = [
@@ -56,17 +57,17 @@ def read_constant_states(model: ir.Model) -> bool:
 
 # Unrolling of Loops and Scans with a known number of iterations, for consumers without subgraphs.
 #
-# Each iteration becomes nodes of the outer graph. A Loop that may end early computes all its iterations; those after
-# its end keep the states unchanged. Nodes that cannot be unrolled stay: those with an unknown number of iterations,
-# with stacked outputs of a Loop that may end early, with states that change shape, or with more than :data:`MAX_NODES`
-# nodes.
+# Each iteration becomes nodes of the outer graph. A Loop that may end early computes all its iterations, and iterations
+# after its end keep the states unchanged. A Loop or Scan cannot be unrolled, and stays, if its number of iterations is
+# unknown, if it stacks outputs and may end early, if a state changes its shape, or if it would give more than
+# :data:`MAX_NODES` nodes.
 
 
 MAX_NODES = 20_000
 
 
 def unroll(model: ir.Model) -> ir.Model:
-    """Unroll the Loops and Scans of ``model``, in place, including nested ones; weights keep their names."""
+    """Unroll the Loops and Scans of ``model``, including nested ones, in place; weights keep their names."""
 
     def unroll_all(op: GraphBuilder, nodes: Sequence[ir.Node]) -> None:
         for node in nodes:
@@ -107,7 +108,7 @@ class _Slices:
 class _FixedLoop:
     """A Loop or Scan of ``rounds`` iterations.
 
-    ``early`` tells whether a Loop may end earlier; ``go_on`` is then its initial condition, None for true.
+    ``early`` is True if a Loop may end before that; ``go_on`` is then its initial condition, or None if that is true.
     """
 
     body: ir.Graph
@@ -120,7 +121,7 @@ class _FixedLoop:
     go_on: ir.Value | None = None
 
     def size(self) -> int:
-        """Return approximately how many nodes it becomes."""
+        """Return the approximate number of nodes after unrolling."""
         inner = (_unrollable(node) for node in self.body)
         return self.rounds * sum(1 if iteration is None else iteration.size() for iteration in inner)
 
@@ -159,7 +160,7 @@ class _FixedLoop:
 
 
 def _unrollable(node: ir.Node) -> _FixedLoop | None:
-    """Return the iterations of a Loop or Scan that can be unrolled; None for any other node."""
+    """Return ``node`` as a :class:`_FixedLoop`, or None if it is no Loop or Scan that can be unrolled."""
     if not _is_iterated(node):
         return None
     known = _ITERATED[node.op_type]
@@ -200,7 +201,7 @@ def _loop_iteration(node: ir.Node) -> _FixedLoop | None:
 
 
 def _as_scalar(op: GraphBuilder, condition: ir.Value) -> ir.Value:
-    """Return a condition of one element as a scalar, which broadcasts to any shape."""
+    """Reshape a condition of one element to a scalar, which broadcasts to any shape."""
     return condition if dims(condition) == [] else op.Reshape(condition, np.array([], np.int64))
 
 
@@ -233,7 +234,7 @@ def complete_shapes(model: ir.Model) -> ir.Model:
 
 
 def complete_bodies(model: ir.Model) -> None:
-    """Infer shapes like :func:`complete_shapes`, in place, if the graph has bodies; they get the model's opsets."""
+    """Infer shapes like :func:`complete_shapes`, in place, if the graph has bodies; set the bodies' opsets."""
     if any(graphs_in(node) for node in model.graph):
         complete_shapes(model)
 
@@ -260,7 +261,7 @@ def fold(model: ir.Model) -> ir.Model:
         changed = _put_constants(model.graph, known) or taken
         if changed:
             infer_shapes(model)
-        # A branch that was taken gives the shapes on which further conditions depend.
+        # The nodes of a known branch may give shapes on which the conditions of other Ifs depend: try again.
         changed = changed and any(node.op_type == "If" for node in model.graph)
     return model
 
@@ -303,7 +304,8 @@ class IntegerTracker:
 
     def _note_initializers(self, graph: ir.Graph) -> None:
         for value in graph.initializers.values():
-            whole = value.const_value is not None and value.const_value.dtype in WHOLE_TYPES  # floats may be trained
+            # Leave out float initializers, because training may change them.
+            whole = value.const_value is not None and value.const_value.dtype in WHOLE_TYPES
             if whole and value.const_value is not None and not value.is_graph_input():
                 note_constant(self.known, value, value.const_value)
 
@@ -331,9 +333,9 @@ class IntegerTracker:
 
 
 def _put_constants(graph: ir.Graph, known: Integers, outer: GraphBuilder | None = None) -> bool:
-    """Replace values that are known in full by constants where other nodes read them, also in bodies.
+    """Replace computed values that are known completely by constants, also in bodies; return True if there were any.
 
-    Nodes whose results are then unread are removed. Return True if there were such values.
+    Nodes whose results nothing reads any more are removed.
     """
     op = GraphBuilder(graph, prefix="folded", constant_nodes=True)
     if outer is not None:
@@ -353,10 +355,10 @@ def _put_constants(graph: ir.Graph, known: Integers, outer: GraphBuilder | None 
 
 # Shapes in the bodies of If, Loop and Scan, and of the results of these nodes.
 #
-# ONNX's inference knows no constant of the outer graph in a body, and leaves the states of a Loop unknown, as each
-# iteration may change their shapes. Here the nodes of a body are visited with what is known around it. A state of a
-# Loop starts with the shape of its initial value, and loses each size that an iteration changes: what is left holds in
-# every iteration.
+# Inside a body, ONNX's inference does not know the constants of the outer graph. It also leaves the shapes of a Loop's
+# states unknown, because each iteration may change them. Here the nodes of a body are visited with the integers that
+# are known in the outer graph. A state of a Loop starts with the shape of its initial value and loses each size that an
+# iteration changes; the remaining sizes hold in every iteration.
 
 
 Visit = Callable[[ir.Graph], None]
@@ -364,7 +366,10 @@ Visit = Callable[[ir.Graph], None]
 
 
 def infer_bodies(node: ir.Node, visit: Visit, forget: Visit) -> None:
-    """Complete the shapes in the bodies of a node and of its outputs, in place; ``forget`` removes those in a body."""
+    """Complete the shapes in the bodies of a node, and of the node's outputs, in place.
+
+    ``visit`` infers the shapes in a body; ``forget`` removes them again, before another iteration's are inferred.
+    """
     if node.op_type == "If" and not node.domain:
         branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
         for branch in branches:
@@ -381,7 +386,7 @@ def infer_bodies(node: ir.Node, visit: Visit, forget: Visit) -> None:
 
 
 def states_of_known_start(graph: ir.Graph) -> list[ir.Value]:
-    """Return inputs of bodies whose shapes follow from those of their initial values, or of the sequences of slices."""
+    """Return the inputs of bodies whose shape follows from a known initial value, or from a scanned tensor."""
     found: list[ir.Value] = []
     for node in every_node(graph):
         if node.op_type in ("Loop", "Scan") and not node.domain:
@@ -406,7 +411,7 @@ def _infer_loop(node: ir.Node, visit: Visit, forget: Visit) -> None:
     for i in known:
         changed = dims(before[i]) != held[i] or changed
         before[i].type = starts[i].type  # type: ignore[union-attr]
-    # Each round drops the sizes that an iteration changed, so it ends after as many rounds as there are sizes.
+    # Each round drops the sizes that an iteration changed, so the search ends after at most as many rounds as sizes.
     while True:
         for i, sizes in held.items():
             before[i].shape = None if sizes is None else ir.Shape(sizes)
@@ -434,10 +439,10 @@ def _rounds_of_loop(node: ir.Node) -> int | None:
 
 
 def _name_lengths_of_stacks(graph: ir.Graph) -> None:
-    """Give the results that a Loop stacks the number of its iterations as their length, or a name, in place.
+    """Set the length of the results that a Loop stacks: its number of iterations, or else one name for all, in place.
 
-    ONNX's inference makes up a name for each of these lengths, which counts as unknown, even where a constant tells the
-    number. A Loop downstream of such a result could not be seen to keep the sizes of its states.
+    ONNX's inference generates a new name for each of these lengths, even if the number of iterations is constant. Such
+    a name counts as unknown; then a Loop downstream would not be known to keep the sizes of its states.
     """
     found: dict[str, int | str] = {}
     for node in every_node(graph):
@@ -449,7 +454,7 @@ def _name_lengths_of_stacks(graph: ir.Graph) -> None:
             found |= {name: length for name in names if name and name.startswith(_MADE_UP) and length is not None}
     for v in graph.inputs:
         for size in v.shape or ():
-            found.pop(str(size), None)  # a name that the model gives
+            found.pop(str(size), None)  # drop a name that the model itself declares
     if not found:
         return
     for value in (v for n in every_node(graph) for v in (*n.outputs, *(x for b in graphs_in(n) for x in b.inputs))):
@@ -459,7 +464,7 @@ def _name_lengths_of_stacks(graph: ir.Graph) -> None:
 
 
 _MADE_UP = "unk__"
-"""Beginning of the names that ONNX's inference makes up."""
+"""Prefix of the dimension names that ONNX's inference generates."""
 
 
 def _infer_scan(node: ir.Node, visit: Visit) -> None:
@@ -467,7 +472,7 @@ def _infer_scan(node: ir.Node, visit: Visit) -> None:
     first = len(node.inputs) - count
     axes = attribute(node, "scan_input_axes", [0] * count)
     for start, state in zip(list(node.inputs)[:first], body.inputs, strict=False):
-        _complete(state, dims(start), start)  # each iteration keeps it, by the definition of Scan
+        _complete(state, dims(start), start)  # by the definition of Scan, every iteration keeps the shape of a state
     lengths: Dims = []
     for value, part, axis in zip(list(node.inputs)[first:], list(body.inputs)[first:], axes, strict=False):
         sizes = dims(value)
@@ -484,7 +489,7 @@ def _infer_scan(node: ir.Node, visit: Visit) -> None:
 
 
 def _common(a: Dims | None, b: Dims | None) -> Dims | None:
-    """Return the sizes that two shapes share; None if their ranks differ or one is not known."""
+    """Return a shape with the sizes that ``a`` and ``b`` share; None if their ranks differ or one is unknown."""
     if a is None or b is None or len(a) != len(b):
         return None
     return [x if x == y else None for x, y in zip(a, b, strict=True)]
@@ -498,7 +503,7 @@ def _stacked(row: Dims | None, axis: int, length: int | str | None) -> Dims | No
 
 
 def _complete(value: ir.Value, sizes: Sequence[int | str | None] | None, like: ir.Value | None) -> None:
-    """Give a tensor this shape, and the element type of ``like``, if it lacks them."""
+    """Set the shape of a tensor to ``sizes``, and its element type to that of ``like``, where they are unknown."""
     if like is None or not isinstance(like.type, ir.TensorType):
         return
     value.type = like.type if value.type is None else value.type

@@ -26,11 +26,11 @@ class Box:
     title : str
         The operator, or the name of the input or output.
     lines : tuple of str
-        The constants with their shapes, or type and shape.
+        For an operator, its constants with their shapes; for an input or output, its type and shape.
     trained : bool
         Whether a constant among them is trained.
     layer, place : int
-        Its row from the top, and its place in the row.
+        The row of the box from the top, and its position in the row.
     """
 
     kind: str
@@ -42,12 +42,12 @@ class Box:
 
     @property
     def color(self) -> str:
-        """The name of its color, for Graphviz, matplotlib and SVG."""
+        """The name of the box's color, valid in Graphviz, matplotlib and SVG."""
         return "orange" if self.trained else "white" if self.kind == "operator" else "lightblue"
 
 
 class BoxLayout:
-    """The boxes and edges of a graph, and where the boxes are.
+    """The boxes and edges of a graph, and the positions of the boxes.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def _typed_shape(value: ir.Value) -> str:
 CHARACTER, LINE = 6.2, 14
 """Width of a character and height of a line, in pixels; wide enough for any sans-serif font at 10 pixels."""
 PADDING, GAP = 8, 28
-"""Around the text of a box, and between boxes."""
+"""Pixels around the text of a box, and between boxes."""
 
 
 def graph_svg(boxes: Sequence[Box], edges: Sequence[Edge]) -> str:

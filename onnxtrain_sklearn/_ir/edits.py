@@ -20,16 +20,16 @@ from .queries import every_node, is_read
 from .shapes import infer_shapes
 
 KEPT_TYPE = "onnxtrain/kept_type"
-"""Key in the metadata of a value that is computed in float32: its narrow type in the file."""
+"""Metadata key of a value that is computed in float32; it holds the narrower type that the value has in the file."""
 
 
 def replace_value(op: GraphBuilder, old: ir.Value, new: ir.Value, *, typed: bool = True) -> ir.Value:
-    """Replace ``old`` by ``new`` everywhere, under the name of ``old`` where ``op`` emitted ``new``; return the value.
+    """Replace ``old`` by ``new`` everywhere; return the value that replaces it.
 
-    An output of the graph that ``op`` did not emit is returned through an Identity, so that it keeps its name.
-    A missing type or shape of ``new`` is copied from ``old``, if ``typed``.
+    If ``op`` emitted ``new``, it gets the name of ``old``. If not, and ``old`` is an output of the graph, an Identity
+    of ``new`` gets that name. With ``typed``, a missing type or shape of ``new`` is copied from ``old``.
     """
-    # Twice where the builder shares nodes: the Identity may be an output already.
+    # A loop, because a builder that shares nodes may return an Identity that already is an output.
     while old.is_graph_output() and (new.is_graph_output() or not op.emitted(new)):
         new = op.Identity(new)
     is_named = new.is_graph_output()
@@ -60,9 +60,9 @@ def bypass(node: ir.Node, source: ir.Value) -> None:
 
 
 def insert_after(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """Replace ``value`` by ``function(value)``, of the same type and shape, where it is read; return the result.
+    """Insert ``function`` between ``value`` and its readers; return the result, which has the same type and shape.
 
-    If ``value`` is an output of the graph, the result gets its name.
+    If ``value`` is an output of the graph, the result replaces it under its name.
     """
     users = list(value.uses())
     result = copy_type(function(value), value)
@@ -76,7 +76,7 @@ def insert_after(op: GraphBuilder, value: ir.Value, function: Callable[[ir.Value
 
 
 def hold_as_constant(op: GraphBuilder, value: ir.Value) -> None:
-    """Turn an initializer into a Constant node of ``op``, so that it is not taken for a weight."""
+    """Replace the initializer ``value`` by a Constant node, so that it is not taken for a weight."""
     assert value.const_value is not None
     replace_by_constant(op, value, value.const_value.numpy())
     del op.graph.initializers[value.name or ""]
@@ -114,7 +114,7 @@ def append_nodes(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value]) 
 def append_graph(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value], prefix: str = "") -> list[ir.Value]:
     """Move all nodes of ``graph`` into the graph of ``op``, reading ``inputs``; return the outputs.
 
-    Nodes get new names. Initializers get ``prefix`` and their own name, numbered if that is taken.
+    Nodes get new names. The names of initializers get the ``prefix``, and a number if the name is taken.
     """
     held = list(graph.initializers.values())
     graph.initializers.clear()
@@ -134,7 +134,7 @@ def replace_input(graph: ir.Graph, old: ir.Value, new: ir.Value, value: ir.Value
 
 
 def replace_inputs(graph: ir.Graph, values: Mapping[str, ir.Value]) -> None:
-    """Rewire consumers of these inputs, by name, to values that the graph computes; remove the inputs."""
+    """Replace inputs by computed values: ``values`` maps names of inputs to the values that their readers read then."""
     for old in [value for value in graph.inputs if value.name in values]:
         old.replace_all_uses_with(values[old.name or ""], replace_graph_outputs=True)
         graph.inputs.remove(old)
@@ -181,12 +181,12 @@ def remove_states(node: ir.Node, states: Sequence[int], first: int, done: int) -
         body.outputs.pop(done + i)
         body.inputs.pop(first + i).replace_all_uses_with(start)
     if states:
-        # onnx-ir's nodes have a fixed number of outputs: a new node takes over the body.
+        # A node of onnx-ir has a fixed number of outputs, so make a new node and move the body to it.
         assert node.graph is not None
         read = [x for i, x in enumerate(node.inputs) if i - first not in states]
         outputs = [value for i, value in enumerate(node.outputs) if i not in states]
         attributes = dict(node.attributes)
-        node.attributes.clear()  # a body belongs to one node
+        node.attributes.clear()  # because a body can belong to one node only
         fewer = ir.node(node.op_type, read, attributes, num_outputs=len(outputs), name=node.name)
         node.graph.insert_before(node, fewer)
         for old, new in zip(outputs, fewer.outputs, strict=True):
@@ -206,7 +206,7 @@ def replace_by_initializer(graph: ir.Graph, value: ir.Value, array: np.ndarray, 
 
 
 def copy_initializer(graph: ir.Graph, value: ir.Value, name: str, array: np.ndarray | None = None) -> ir.Value:
-    """Add a copy of an initializer under a free name, or ``array`` in its type; return it."""
+    """Add a copy of an initializer, or ``array`` cast to its type, under a free name like ``name``; return the copy."""
     assert value.const_value is not None
     held = value.const_value.numpy()
     held = held if array is None else array.astype(held.dtype)
@@ -280,14 +280,14 @@ def multiply_by_columns(model: ir.Model) -> ir.Model:
 
 
 def swap_initializers(graph: ir.Graph, weights: Mapping[str, np.ndarray]) -> None:
-    """Replace the values of initializers by name."""
-    for name, array in weights.items():  # Tensor leaves out the checks of tensor(), for numbers that are an array
+    """Replace the arrays of the initializers that ``weights`` names."""
+    for name, array in weights.items():  # for an array, Tensor is faster than tensor(), which checks and converts
         made = ir.Tensor if array.dtype.kind == "f" else ir.tensor
         graph.initializers[name].const_value = made(np.asarray(array, order="C"), name=name)
 
 
 def initializers_with_defaults(graph: ir.Graph, free: Mapping[str, int | None]) -> None:
-    """Make initializers inputs that have their values as defaults; ``free`` says which axis may have another size."""
+    """Make initializers inputs whose default values they are; ``free`` maps names to the axis of variable size."""
     for name, axis in free.items():
         value = graph.initializers[name]
         assert value.shape is not None
@@ -303,7 +303,7 @@ def initializers_to_inputs(graph: ir.Graph, names: list[str]) -> None:
         graph.inputs.append(value)
 
 
-# Reductions over no axes: elementwise operators replace them when a graph is read.
+# Reductions over no axes are replaced by elementwise operators when a graph is read.
 #
 # With ``noop_with_empty_axes`` a reduction without axes works on single elements: ReduceSumSquare squares them.
 # onnxruntime 1.19 fails on some of these nodes, and returns the input of others unchanged.
@@ -316,7 +316,7 @@ ELEMENTWISE = {
     "ReduceSumSquare": "Mul",
     **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"),
 }
-"""The elementwise operator of each reduction."""
+"""For each reduction operator, the elementwise operator that is equal to it over no axes."""
 
 
 def over_no_axes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

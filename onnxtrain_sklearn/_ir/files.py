@@ -28,16 +28,16 @@ from .limits import LARGEST_MESSAGE, current_limits, exceeded, nodes_of, require
 
 
 def without_program(model: Any) -> Any:
-    """Return the protobuf that a program of ``torch.onnx.export`` holds; anything else as it is.
+    """Return the ModelProto of an ``ONNXProgram`` of ``torch.onnx.export``, or any other ``model`` unchanged.
 
-    Such a program can be neither copied nor pickled.
+    An ``ONNXProgram`` can be neither copied nor pickled.
     """
     held = None if isinstance(model, type) else getattr(model, "model_proto", None)
     return held if isinstance(held, onnx.ModelProto) else model
 
 
 def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """Return a model within the limits, with its weights in memory; the argument is not changed."""
+    """Read a model with its weights; raise if it exceeds the limits. The argument is not changed."""
     model = without_program(model)
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise InvalidParameterError(
@@ -61,7 +61,7 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     with refusing(f"The weights that {source(model)} keeps beside it cannot be read"):
         for tensor in external:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
-            tensor.data_location = onnx.TensorProto.DEFAULT  # onnx before 1.23 leaves the marks of external data
+            tensor.data_location = onnx.TensorProto.DEFAULT  # onnx before 1.23 leaves the tensor marked as external
             del tensor.external_data[:]
     return proto
 
@@ -69,7 +69,7 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
 def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with a name for each omitted result of a Loop, Scan or If.
 
-    onnxruntime writes omitted results too: where one has no name, it refuses the graph, or crashes when it runs.
+    onnxruntime computes omitted results too. If one has no name, it refuses the graph or crashes when it runs.
     """
 
     def leaves_out(node: Any) -> bool:
@@ -88,7 +88,7 @@ def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def source(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> str:
-    """Return the name of the given model for messages."""
+    """Return a description of the given model for error messages, such as its path."""
     if isinstance(model, str | os.PathLike):
         return f"the file {_short(os.fspath(model))!r}"
     return "the bytes" if isinstance(model, bytes) else "the ModelProto"
@@ -131,15 +131,15 @@ def content_of(
     ----------
     path : str or path
     most : int, default=None
-        Bytes that such a file has at most.
+        Largest number of bytes that such a file can have.
     first : callable, default=None
-        It is called with the file and its size before all of it is read, and raises where it is not such a file: a
-        file of many gigabytes may take no room on the disk.
+        Function that is called with the open file and its size before the whole file is read. It raises if the start is
+        not that of such a file: a sparse file of many gigabytes may take no space on the disk.
 
     Raises
     ------
     ModelError
-        It is a pipe, a device or a folder, is too large, or cannot be read.
+        The path is a pipe, a device or a folder, or the file is too large or cannot be read.
     """
     what = _short(os.fspath(path))
     try:
@@ -182,7 +182,7 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
 
 
 def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
-    """Raise ModelError for invalid offsets and lengths of external data, or too many bytes."""
+    """Raise ModelError if offsets or lengths of external data are invalid, or the data exceed the limits."""
 
     def parsed(tensor: onnx.TensorProto, key: str, text: str | None) -> int | None:
         if text is None:
@@ -213,7 +213,7 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
             raise _misplaced(tensor, f"{told}. It is truncated, or belongs to another model: copy or save both again")
         if size is not None and length is None and size - (start or 0) > expected:
             raise _misplaced(tensor, f"its length is not given, and {size - (start or 0):,} bytes are there")
-    for found in ranges.values():  # weights may share all of their bytes, not a part of them
+    for found in ranges.values():  # two weights may share all of their bytes, but must not overlap in part
         for (begin, end), (next_begin, next_end) in pairwise(sorted(found)):
             if next_begin < end:
                 raise ModelError(

@@ -1,8 +1,8 @@
 """Refuse models that are too large to process, or that would crash the process.
 
 A file of a kilobyte can cause unbounded work: functions that call functions twice, tensors of 2**60 numbers, nested
-graphs. :func:`require_within_limits` counts the cost on the protobuf message, before anything else reads it, and
-:func:`require_values_within_limits` that of the values that the graph computes. :class:`ModelLimits` holds the limits,
+graphs. :func:`require_within_limits` counts the nodes and bytes of the protobuf message, before anything else reads it.
+:func:`require_values_within_limits` checks the values that the graph computes. :class:`ModelLimits` holds the limits,
 which :func:`model_limits` sets. :func:`require_survivable` refuses the nodes on which ONNX's checker or inference
 crash, and :func:`require_loadable` those on which onnxruntime does. Whether the model is valid is checked elsewhere.
 """
@@ -34,8 +34,8 @@ class ModelLimits:
     """Limits of the size of models that are read, trained or differentiated.
 
     A larger model raises :class:`~onnxtrain_sklearn.exceptions.ModelError` before it is read. Change the limits with
-    :func:`model_limits`. Whatever they are, a model that is trained has less than 2 GiB of weights: onnx and
-    onnxruntime take it as one protobuf message, which cannot be larger.
+    :func:`model_limits`. Independently of them, a model that is trained must have less than 2 GiB of weights, because
+    onnx and onnxruntime read it as one protobuf message.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def model_limits(**limits: int) -> Iterator[ModelLimits]:
 
 
 def exceeded(what: str, name: str) -> ModelError:
-    """Return an error that names the excess and how to raise the limit ``name``."""
+    """Return the error that ``what`` exceeds the limit ``name``, and how to raise that limit."""
     limit = getattr(current_limits(), name)
     return ModelError(
         f"{what}, more than the limit {name}={limit:,}. If you trust the model, raise it: "
@@ -132,7 +132,7 @@ def require_within_limits(proto: onnx.ModelProto) -> None:
     """Raise ModelError for a ModelProto that exceeds the limits, or whose functions call themselves."""
     count = _Count(proto)
     count.graph(proto.graph, 0)
-    for key in count.functions:  # also those that nothing calls
+    for key in count.functions:  # including functions that nothing calls
         count.function(key, 0)
     for info in proto.training_info:
         count.graph(info.initialization, 0)
@@ -226,7 +226,7 @@ class _Count:
 
 
 def bytes_per_element(kind: int) -> float:
-    """Return the bytes of an element; 1 for strings, and for invalid types, which the checker reports."""
+    """Return the bytes per element of a type; 1 for strings, and for invalid types, which the checker reports."""
     try:
         return float(ir.DataType(kind).itemsize)
     except (ValueError, TypeError):
@@ -265,10 +265,10 @@ def require_values_within_limits(model: ir.Model) -> None:
 # Crashes on invalid graphs: ONNX's checker accepts them, and later steps read memory out of bounds.
 #
 # ONNX's shape inference crashes on the nodes of :data:`CRASHES`. They were found by inferring every operator of opsets
-# 13, 18 and 26 with settings out of range, in child processes. None of them is valid, and all are refused by rule.
-# onnxruntime crashes on further nodes whose operands do not fit, such as a convolution of another rank than its kernel.
-# Strict inference reports those, and also a few valid graphs: so a graph that it reports is loaded in a child process,
-# and refused only if that crashes.
+# 13, 18 and 26 with settings out of range, in child processes. None of these nodes is valid; rules refuse all of them.
+# onnxruntime crashes on further nodes with operands that do not match, such as a convolution whose kernel has another
+# rank than its input. Strict inference reports these nodes, but also a few valid graphs. So a graph that strict
+# inference reports is loaded in a child process, and refused only if that process crashes.
 
 
 def require_survivable(proto: onnx.ModelProto) -> None:
@@ -301,8 +301,8 @@ def require_loadable(model: ir.Model) -> None:
 def require_result_loads(result: onnx.ModelProto, source: onnx.ModelProto) -> None:
     """Raise ModelError if onnxruntime loads the ModelProto ``source`` but not ``result``, its gradient graph.
 
-    Inference knows more shapes of a gradient graph than of the given one: onnxruntime may then refuse an invalid node
-    that it accepted while its shape was unknown.
+    More shapes are known in a gradient graph than in the given one. So onnxruntime may refuse an invalid node that it
+    accepted while the shape was unknown.
     """
     if (error := sessions.loading_error(result.SerializeToString())) is None:
         return
@@ -334,12 +334,12 @@ def _num_outputs(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
 
 
 def _inconsistent_svm(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
-    """The kernel derives the lengths of lists from other lists, and does not check them."""
+    """Return the error if the lists of an SVM do not match: the kernel does not check their lengths."""
     lists = {a.name: list(a.ints) or list(a.floats) or list(a.strings) for a in node.attribute}
     size = {name: len(values) for name, values in lists.items()}
     counts = lists.get("vectors_per_class", [])
     if not counts:
-        return None  # a linear one: a product, whose sizes the kernel checks
+        return None  # a linear SVM is a product, whose sizes the kernel checks
     classes = max(size.get("classlabels_ints", 0), size.get("classlabels_strings", 0))
     vectors, pairs = sum(counts), classes * (classes - 1) // 2
     wrong = [name for name in ("prob_a", "prob_b") if size.get(name, 0) not in (0, pairs)]
@@ -352,7 +352,7 @@ def _inconsistent_svm(node: onnx.NodeProto, settings: dict[str, int]) -> str | N
 
 
 def _too_few_labels(node: Any, settings: dict[str, int]) -> str | None:
-    """The kernel reads a label for each score, and does not check how many there are."""
+    """Return the error if there are fewer labels than scores: the kernel reads a label for each score, unchecked."""
     size = {a.name: max(len(a.ints), len(a.floats), len(a.strings)) for a in node.attribute}
     labels = max((size.get(f"classlabels_{kind}", 0) for kind in ("ints", "strings", "int64s")), default=0)
     scores = size.get("intercepts", 0)
@@ -386,20 +386,20 @@ CRASHES: dict[str, Callable[[Any, dict[str, int]], str | None]] = {
 """Rules of operators: each takes a NodeProto and its integer attributes, and returns what is wrong, or None."""
 
 
-# Operands that do not fit: kernels of onnxruntime 1.19 do not check them, and hang or crash the process.
+# Operands that do not match: kernels of onnxruntime 1.19 do not check these sizes, and hang or crash the process.
 #
-# Strict inference does not report them. They were found by running operators with sizes and numbers that do not fit, in
-# child processes. Operands that are computed at run time are not checked here.
+# Strict inference does not report them. They were found by running operators with sizes and numbers that do not match,
+# in child processes. Operands that are computed at run time are not checked here.
 
 
 def operand_error(node: ir.Node) -> str | None:
-    """Return the error in the operands of a node; None: no error is known."""
+    """Return the known error in the operands of a node, or None."""
     rule = None if node.domain else OPERAND_RULES.get(node.op_type)
     return None if rule is None else rule(node)
 
 
 def _weights_unlike_hidden_size(node: ir.Node) -> str | None:
-    """The kernel crashes on weights that do not have the hidden size, which inference does not check."""
+    """Return the error if weights do not match ``hidden_size``: the kernel crashes, and inference does not check it."""
 
     def fits(shape: ir.Shape, wanted: Sequence[int | None]) -> bool:
         return len(shape) == len(wanted) and all(
@@ -419,7 +419,7 @@ def _weights_unlike_hidden_size(node: ir.Node) -> str | None:
 
 
 def _split_without_sizes(node: ir.Node) -> str | None:
-    """Onnxruntime splits evenly if the shape is unknown when it loads the graph, and refuses the node otherwise."""
+    """Return the error of a Split with neither sizes nor a number of parts, which onnxruntime may refuse."""
     version = 0 if node.graph is None else node.graph.opset_imports.get("", 0)
     given = "num_outputs" in node.attributes or (len(node.inputs) > 1 and node.inputs[1] is not None)
     if version < 18 or given:
@@ -428,12 +428,12 @@ def _split_without_sizes(node: ir.Node) -> str | None:
 
 
 def _not_empty(index: int, message: str, axes: slice = slice(None)) -> Callable[[ir.Node], str | None]:
-    """Return the rule that an operand has a size along some axes."""
+    """Return the rule that the operand at ``index`` must not be empty along ``axes``; ``message`` is the error."""
     return lambda node: message if 0 in (dims(operand(node, index)) or [])[axes] else None
 
 
 def _no_steps(node: ir.Node) -> str | None:
-    """The kernels abort, that of GRU also in onnxruntime 1.31; that of LSTM returns zeros."""
+    """Return the error if a recurrent operator has no time steps: most kernels abort the process."""
     axis = node.attributes.get_int("layout", 0)
     return "its sequences have no steps" if 0 in (dims(operand(node, 0)) or [])[axis : axis + 1] else None
 
@@ -446,7 +446,7 @@ def _block_ranks_differ(node: ir.Node) -> str | None:
 
 
 def _indices_beyond_output(node: ir.Node) -> str | None:
-    """Indices of MaxUnpool count through the whole output."""
+    """Return the error if an index of MaxUnpool, which counts all elements of the output, is beyond them."""
     places, y = _constant_operand(node, 1), dims(node.outputs[0])
     if places is None or not places.size or y is None or not fixed(y):
         return None

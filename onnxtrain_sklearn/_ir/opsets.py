@@ -38,7 +38,7 @@ MIN_OPSET, MAX_OPSET = 11, 26
 """The opsets that the gradients are tested with; later ones add settings to operators (28: SpaceToDepth)."""
 
 OLDEST_IR = 4
-"""In earlier versions, initializers had to be inputs too."""
+"""Oldest IR version that graphs get: in earlier versions, initializers had to be inputs too."""
 
 OLD_OPSET, RENEWED_OPSET = 13, 18
 """Graphs below the first opset that are to be rewritten are converted to the second."""
@@ -74,7 +74,7 @@ def readable(proto: onnx.ModelProto, supported: SupportedVersions | None = None,
             f"The graph is of opset {ml_opset} of ai.onnx.ml; {supported.runtime} reads opsets up to "
             f"{supported.ml_opset}. Export the model again with one of these, or use a newer onnxruntime."
         )
-    # Lower the IR version to the newest supported one; only newer element types prevent that.
+    # Lower the IR version to the newest supported one, unless the graph uses newer element types.
     model.ir_version = max(model.ir_version, OLDEST_IR)
     newest = supported.ir_version
     if model.ir_version > newest:
@@ -105,8 +105,7 @@ def _in_opset_range(proto: onnx.ModelProto, supported: SupportedVersions, least:
             f"converter cannot bring it to {target}: {reason(error)}. Export the model again with an opset in that "
             f"range (18 is a good choice){other}."
         ) from error
-    # The converter drops the metadata of exporters, by which the importers restore parameters. Nodes are known by their
-    # first outputs.
+    # Restore the exporters' metadata, which the converter drops and the importers need. First outputs identify nodes.
     nodes = {node.output[0]: node for node in proto.graph.node if node.output}
     values = {value.name: value for value in proto.graph.value_info}
     for node in (node for node in result.graph.node if node.output and node.output[0] in nodes):
@@ -212,7 +211,10 @@ def _kept(
     opset: int,
     types: Mapping[str, onnx.TypeProto.Tensor],
 ) -> list[onnx.NodeProto]:
-    """Return nodes that the converter turns into equivalents of ``node``; raise ModelError if there are none."""
+    """Return nodes that the converter turns into equivalents of ``node``; raise ModelError if no such nodes exist.
+
+    ``own`` is the opset of the node and ``opset`` the new one. ``nodes`` are all nodes of its graph.
+    """
     if node.op_type in COERCING:
         kind = types.get(node.input[0])
         rank = len(kind.shape.dim) if kind is not None and kind.HasField("shape") else None
@@ -358,7 +360,7 @@ def _widen_bounds(graph: onnx.GraphProto, doubles: set[str]) -> None:
 
 
 _CONSTANT_OF = "onnxtrain/constant of "
-"""Beginning of the documentation of constants while functions are inlined: the inliner keeps documentation."""
+"""Prefix of the doc_string that marks a function's constant during inlining, because the inliner keeps doc_strings."""
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -400,7 +402,7 @@ def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
         for node in graph.node:
             if node.doc_string.startswith(_CONSTANT_OF):
                 mark, _, node.doc_string = node.doc_string.partition("\n")
-                if not any(node.output[0] == output.name for output in graph.output):  # these keep their names
+                if not any(node.output[0] == output.name for output in graph.output):  # outputs keep their names
                     if mark not in first:
                         first[mark] = deepcopy(node)
                     same[node.output[0]] = first[mark].output[0]
@@ -413,7 +415,7 @@ def _with_shared_constants(model: onnx.ModelProto) -> onnx.ModelProto:
             if graph.node[k].op_type == "Constant" and same.get(graph.node[k].output[0]) in called_again:
                 del graph.node[k]
     for node in (node for node in first.values() if node.output[0] in called_again):
-        model.graph.node.insert(0, node)  # before all that reads them, in bodies too
+        model.graph.node.insert(0, node)  # before all nodes that read the constant, also in bodies
     return model
 
 
@@ -433,7 +435,7 @@ def _fill_defaults(
     for inner in (inner for graph in graphs_of(called) for inner in graph.node):
         further = functions.get((inner.domain, inner.op_type, inner.overload))
         defaults = set() if further is None else {a.name for a in further.attribute_proto}
-        for attribute in inner.attribute:  # one that is left out here is left out there too, but has a default there
+        for attribute in inner.attribute:  # an attribute that the call leaves out is left out inside too, for a default
             if attribute.ref_attr_name in missing and attribute.name in defaults:
                 raise ModelError(
                     f"{proto_label(node)} calls a function without its attribute {attribute.ref_attr_name!r}, which "
@@ -441,7 +443,7 @@ def _fill_defaults(
                 )
 
 
-# Old forms that ONNX's converter cannot read: rewritten in the same opset.
+# Old forms that ONNX's converter cannot read are rewritten in the same opset.
 #
 # Before opset 7, ``broadcast=1, axis=k`` aligned the second operand with the axes of the first from ``k`` on. Before
 # opset 9, ``spatial=0`` gave each element of a row statistics of its own. Before IR version 4, initializers were inputs
@@ -502,8 +504,9 @@ def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _aligned(node: onnx.NodeProto, ranks: dict[str, int]) -> list[onnx.NodeProto]:
-    """Return a node that broadcasts as NumPy does, after one that adds the axes which the second operand lacks."""
-    if node.op_type == "Gemm" or not any(a.name == "axis" for a in node.attribute):  # the last axes are aligned
+    """Return nodes that broadcast as NumPy does: one that adds the missing axes to the second operand, and ``node``."""
+    # Without ``axis`` the last axes are aligned, as in NumPy.
+    if node.op_type == "Gemm" or not any(a.name == "axis" for a in node.attribute):
         _drop(node, "broadcast")
         return [node]
     first, second = (ranks.get(name) for name in node.input[:2])
@@ -545,7 +548,7 @@ def _over_elements(
     given, result = node.input[0], node.output[0]
     names = {stem: f"{result}/{stem}" for stem in ("flat", "shape", "normalized")}
     vectors = list[onnx.NodeProto]()
-    for i in shared:  # computed, or read elsewhere in its own shape
+    for i in shared:  # operands that are computed, or that other nodes read in their own shape
         name, vector = node.input[i], f"{result}/statistic_{i}"
         size = onnx.helper.make_tensor(f"{vector}/size", INT64, [1], [-1])
         vectors.append(onnx.helper.make_node("Constant", [], [size.name], value=size))

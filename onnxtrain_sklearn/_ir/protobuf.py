@@ -24,7 +24,7 @@ def from_bytes(content: bytes) -> ir.Model:
 
 
 def from_proto(proto: onnx.ModelProto) -> ir.Model:
-    """Return the model of ``proto``, which later changes of the model do not reach; the numbers are not copied."""
+    """Return the model of ``proto`` without copying the numbers; later changes of the model do not change ``proto``."""
     model = ir.from_proto(proto)
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -62,7 +62,7 @@ def _detached(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return ``model`` as protobuf, with only the opset domains that its nodes use.
 
-    Signed integer weights become unsigned where products of signed ones saturate on this processor.
+    Signed integer weights become unsigned if products of signed integers saturate on this processor.
     """
     used = {node.domain for node in every_node(model.graph)} | {""}
     for domain in set(model.opset_imports) - used:

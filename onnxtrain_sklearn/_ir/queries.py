@@ -65,7 +65,7 @@ def before_identities(value: ir.Value) -> ir.Value:
 
 
 def never_ends(body: ir.Graph) -> bool:
-    """Return True if the body of a Loop keeps a true condition true: it returns the one that it gets, or a constant."""
+    """Return True if a Loop's condition stays true: the body returns the one that it gets, or a constant."""
     if not body.outputs:
         return False
     condition = before_identities(body.outputs[0])
@@ -186,7 +186,7 @@ _lock = Lock()
 def structure(model: ir.Model, weights: Collection[str]) -> bytes:
     """Return the digest of ``model`` without the values of the initializers that ``weights`` names.
 
-    It is remembered for the object: ``model`` must not be changed later.
+    The digest is cached for this object, so ``model`` must not be changed later.
     """
     names = frozenset(weights)
     with _lock:
@@ -216,7 +216,7 @@ def values_digest(arrays: Mapping[str, np.ndarray]) -> bytes:
 def _digest(pieces: Iterable[bytes]) -> bytes:
     digest = blake2b(digest_size=32)
     for piece in pieces:
-        digest.update(len(piece).to_bytes(8, "little"))  # so that moving the border of two pieces changes the digest
+        digest.update(len(piece).to_bytes(8, "little"))  # the lengths distinguish "ab", "c" from "a", "bc"
         digest.update(piece)
     return digest.digest()
 
@@ -237,7 +237,7 @@ def _pieces(model: ir.Model, weights: Collection[str]) -> Iterable[bytes]:
         tensor = value.const_value
         if name in weights or tensor is None:
             continue
-        # The content, also of a tensor in a file: its path does not say what it holds.
+        # Hash the content, also of a tensor in a file, because its path does not identify the content.
         yield f"{tensor.dtype} {list(tensor.shape)}".encode()
         if tensor.dtype == ir.DataType.STRING:
             yield from (bytes(text) for text in tensor.numpy().ravel().tolist())

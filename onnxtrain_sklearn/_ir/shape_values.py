@@ -23,7 +23,7 @@ Dimension: TypeAlias = "int | str | None"
 
 
 Integers: TypeAlias = "dict[ir.Value, np.ndarray]"
-"""Integers, booleans and few floats of values, in arrays of objects."""
+"""The known elements of values (integers, booleans, and floats in short arrays), in arrays of objects."""
 
 
 MAX_ELEMENTS = 4096
@@ -45,7 +45,7 @@ def product_of_known(sizes: Sequence[Dimension]) -> int:
 
 
 def note_constant(known: Integers, value: ir.Value, tensor: ir.TensorProtocol) -> None:
-    """Enter the elements of a constant into ``known`` if they are few integers, or fewer floats."""
+    """Enter the elements of a constant into ``known``: up to MAX_ELEMENTS integers, or up to MAX_FLOATS floats."""
     if tensor.dtype in WHOLE_TYPES and tensor.size <= MAX_ELEMENTS:
         known[value] = tensor.numpy().astype(object)
     elif tensor.dtype in FLOAT_TYPES and tensor.size <= MAX_FLOATS:
@@ -80,14 +80,15 @@ def evaluate(node: ir.Node, known: Integers) -> None:
         with np.errstate(all="raise"):
             array = function(node, [None if x is None else known.get(x) for x in node.inputs])
     except (ArithmeticError, IndexError, TypeError, ValueError):
-        return  # the runtime reports the error of an invalid chain
+        return  # the chain is not valid; the runtime will report the error
     if (
         array is None
         or value.dtype is None
         or array.size > (MAX_FLOATS if value.dtype in FLOAT_TYPES else MAX_ELEMENTS)
     ):
         return
-    if value.dtype in (ir.DataType.INT32, ir.DataType.INT64):  # Python's integers do not overflow, onnxruntime's do
+    # Refuse results that overflow in onnxruntime, since Python's integers do not overflow.
+    if value.dtype in (ir.DataType.INT32, ir.DataType.INT64):
         bounds = np.iinfo(value.dtype.numpy())
         if not all(bounds.min <= x <= bounds.max for x in array.ravel() if isinstance(x, int)):
             return
@@ -150,7 +151,7 @@ def _product_of_sizes(a: Dimension, b: Dimension) -> Dimension:
 
 
 def _choice(condition: object, a: object, b: object) -> object:
-    """Select by a known condition; the other element may be unknown."""
+    """Return ``a`` or ``b`` by a known condition; the element that is not chosen may be unknown."""
     return None if condition is None else a if condition else b
 
 
@@ -181,7 +182,7 @@ def _evaluate_slice(node: ir.Node, arrays: Arrays) -> np.ndarray:
     steps = more[1] if len(more) > 1 and more[1] is not None else [1] * len(starts)
     where = [slice(None)] * x.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        # An end before the first element, as the lowest integer, includes that element; Python counts it from the end.
+        # An end before the first element (such as the lowest integer) includes that element. Python needs None instead.
         backwards_to_front = step < 0 and end < -x.shape[axis]
         where[axis] = slice(int(start), None if backwards_to_front else int(end), int(step))
     return np.asarray(x[tuple(where)])
@@ -195,7 +196,7 @@ def _evaluate_reshape(node: ir.Node, arrays: Arrays) -> np.ndarray:
 
 def _evaluate_constant_of_shape(node: ir.Node, arrays: Arrays) -> np.ndarray:
     tensor = attribute(node, "value", None)
-    assert tensor is not None  # of floats, by default
+    assert tensor is not None  # without a value, ConstantOfShape gives floats, which are not followed
     shape = tuple(int(d) for d in arrays[0])
     _require_short(shape)
     return np.full(shape, tensor.numpy().ravel()[0].item(), object)
@@ -231,7 +232,7 @@ def _evaluate_cast(node: ir.Node, arrays: Arrays) -> np.ndarray:
     to = node.outputs[0].dtype
     if to in FLOAT_TYPES:
         return _elementwise(to.numpy().type)(node, arrays[:1])
-    if any(isinstance(x, str) for x in arrays[0].ravel()):  # names of dimensions stay what they are
+    if any(isinstance(x, str) for x in arrays[0].ravel()):  # a cast leaves names of dimensions unchanged
         return np.asarray(arrays[0])
     return _elementwise(bool if to is ir.DataType.BOOL else int)(node, arrays[:1])
 

@@ -1,9 +1,9 @@
 """Infer types and shapes over a whole model or for one node, by ONNX's inference.
 
-:func:`infer_shapes` fills in those of a model: of the nodes whose results are not known, it writes the smallest model
-that ONNX can infer, and reads the types back. :func:`infer_over_declared` and :func:`infer_declared` infer all shapes
-anew, because declared ones may be wrong. :func:`infer_node` completes those of one node from integers that are known;
-``control_flow`` calls it for each node where shapes are computed.
+:func:`infer_shapes` fills in the types and shapes of a model. For speed, it passes to ONNX only the nodes whose results
+are unknown. :func:`infer_over_declared` and :func:`infer_declared` infer all shapes anew, because declared shapes may
+be wrong. :func:`infer_node` completes the shapes of one node from known integers; ``control_flow`` calls it for each
+node of a graph that computes shapes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
             shape = ir.serde.deserialize_type_proto_for_shape(found[value.name])
             value.shape = shape if value.shape is None else value.shape
     if node.op_type in _SHAPE_INPUT and not node.domain:
-        # ONNX takes an input that holds the shape only if all its sizes are numbers; here names may be among them.
+        # ONNX reads a shape from an input only if all sizes are numbers. Here sizes may also be names.
         wanted = known.get(operand(node, _SHAPE_INPUT[node.op_type]))  # type: ignore[arg-type]
         if wanted is None or wanted.ndim != 1:
             return
@@ -88,7 +88,7 @@ _PRODUCTS_OF_FEW_BITS = frozenset({"MatMulNBits", "MatMulBnb4", "MatMulFpQ4"})
 """onnxruntime's products with a matrix of few bits, for which ONNX has no inference."""
 
 _SHAPE_INPUT = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
-"""Operators that read the shape of their output from an input: its position."""
+"""For each operator that reads the shape of its output from an input, the position of that input."""
 
 
 def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> int | str | None:
@@ -107,30 +107,30 @@ def _remaining_size(given: list[Dimension] | None, others: list[Dimension]) -> i
 
 # Inference over the part of a model whose types or shapes are not known in full, by ONNX.
 #
-# The pass of ``onnx_ir`` writes and reads the whole model, which takes most of its time. Here the nodes whose outputs
-# are known in full are left out, but for constants and integers that others read: sizes are computed from them. Of the
-# result only the types and shapes are read.
+# The inference pass of ``onnx_ir`` spends most of its time on writing and reading the whole model. Here nodes with
+# completely known outputs are left out, except constants and integers from which sizes are computed. Only types and
+# shapes are read from the result.
 
 
 _LARGE = 1000
-"""Bytes from which inference gets the type of an initializer and not its numbers."""
+"""From this number of bytes on, inference gets only the type and shape of an initializer, not its numbers."""
 
 _MANY = 2**17
-"""Known integers in one value above which inference does without them."""
+"""If a value holds more known integers than this, inference runs without known integers (``data_prop``)."""
 
 _MOST_NODES = 200_000
-"""Nodes, those of each call of a function anew, above which inference does without known integers."""
+"""With more nodes than this (nodes of functions count at each call), inference runs without known integers."""
 
 _DEEPEST = 100
-"""Functions and bodies inside of each other above which inference does without known integers."""
+"""If functions and bodies are nested more deeply than this, inference runs without known integers."""
 
 _log = logging.getLogger(__name__)
 
 
 def infer_types(model: ir.Model) -> None:
     """Fill in the types and shapes that ONNX infers, in place; if inference fails, the model stays unchanged."""
-    # Give initializers the types of their tensors, and move the large ones to the end. Parameters have the order of the
-    # initializers, and sums over all of them are to stay the same to the last bit.
+    # Give initializers the types of their tensors, and move the large ones to the end. This order must not change: the
+    # parameters have it too, and the last bits of sums over all parameters depend on it.
     graph = model.graph
     initializers = list(graph.initializers.values())
     for value in initializers:
@@ -150,7 +150,7 @@ def infer_types(model: ir.Model) -> None:
             for v in node.outputs
         )
 
-    # Nodes whose outputs are not known in full, and those that compute constants and integers for them.
+    # Select the nodes with outputs that are not completely known, and the nodes that compute their constants and integers.
     part = {node for node in graph if not is_inferred(node)}
     if not part:
         return
@@ -174,10 +174,10 @@ def infer_types(model: ir.Model) -> None:
 
 
 def knows_few_integers(proto: onnx.ModelProto) -> bool:
-    """Return True if inference with known integers stays small: it holds each in 200 bytes, however it is computed.
+    """Return True if inference with known integers (``data_prop``) needs little memory: 200 bytes for each integer.
 
-    A Range of two numbers, or a chain of Concat nodes that repeat their input, takes all memory from a few bytes of
-    file, also in a body or function.
+    In a file of a few bytes, a Range or a chain of Concat nodes that double their input, perhaps in a body or function,
+    could fill all memory.
     """
     functions = {(f.domain, f.name): f for f in proto.functions}
     left = _MOST_NODES
@@ -185,7 +185,10 @@ def knows_few_integers(proto: onnx.ModelProto) -> bool:
     def stays_small(
         nodes: Sequence[Any], counts: dict[str, int], single: dict[str, float], given: dict[str, Any], depth: int
     ) -> bool:
-        """Add what ``nodes`` compute to ``counts`` and ``single``; ``given`` are the attributes of a call."""
+        """Add the numbers of integers that ``nodes`` compute to ``counts``, and their values, if single, to ``single``.
+
+        ``given`` holds the attributes of the call of a function. Return False if there are too many.
+        """
         nonlocal left
         left -= len(nodes)
         if left < 0 or depth > _DEEPEST:
@@ -235,13 +238,13 @@ def knows_few_integers(proto: onnx.ModelProto) -> bool:
 
 
 def _held_integers(graph: Any) -> tuple[dict[str, int], dict[str, float]]:
-    """Return how many elements short initializers have, and the number of those that have one."""
+    """Return the number of elements of each short initializer, and the value of each with a single element."""
     counts = {t.name: t.dims[0] if t.dims else 1 for t in graph.initializer if len(t.dims) < 2}
     return counts, {t.name: _number(t) for t in graph.initializer if math.prod(t.dims) == 1}
 
 
 def _number(tensor: Any) -> float:
-    """Return the one number of a tensor; 0 where it is not a number."""
+    """Return the single number that a tensor holds; 0 if it does not hold a number."""
     array = ir.from_proto(tensor).numpy().ravel()
     return float(array[0]) if array.size == 1 and array.dtype.kind in "iuf" and np.isfinite(array[0]) else 0.0
 
@@ -286,7 +289,7 @@ def _write_value(proto: Any, value: ir.Value) -> None:
         for size in value.shape:
             if isinstance(size, int):
                 tensor.shape.dim.add(dim_value=size)
-            elif size.value is None:  # an empty name would count as one
+            elif size.value is None:  # write nothing: ONNX would take an empty string for a name
                 tensor.shape.dim.add()
             else:
                 tensor.shape.dim.add(dim_param=size.value)
@@ -306,7 +309,7 @@ def _declare_values(nodes: Iterable[ir.Node], inferred: Any, others: Iterable[ir
         if not value.name or value.name not in types:
             continue
         kind: Any = types[value.name]
-        while kind.WhichOneof("value") in ("sequence_type", "optional_type"):  # the tensors inside
+        while kind.WhichOneof("value") in ("sequence_type", "optional_type"):  # go on to the type of the elements
             kind = getattr(kind, kind.WhichOneof("value")).elem_type
         kind = kind.tensor_type
         if kind.HasField("shape"):
@@ -331,8 +334,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     """Fill in the types and shapes of the values of ``model``, in place, as far as ONNX infers them."""
     with _inferable(model.graph):
         infer_types(model)
-    # Sequences, and states of loops that hold sequences, now have the type of the tensors inside: remove it. The nodes
-    # of a body come after the node with this body.
+    # Values that hold sequences, such as states of loops, now wrongly have the type of a sequence's tensors: remove it.
+    # The nodes of a body come after the node with this body.
     others = set[ir.Value]()
     for node in every_node(model.graph):
         if node.op_type in _NO_TENSORS and not node.domain:
@@ -348,8 +351,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
 @contextmanager
 def _inferable(graph: ir.Graph) -> Iterator[None]:
-    """Change nodes for the time of ONNX's inference, which does not know them, or takes long over them."""
-    # GroupNormalization, for which ONNX has no inference, keeps the shape as InstanceNormalization does.
+    """Replace nodes, for the duration of ONNX's inference, that it does not know or that slow it down."""
+    # ONNX has no inference for GroupNormalization; InstanceNormalization has a result of the same shape.
     groups = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
     # Inference copies the long attributes of tree ensembles twice and needs none.
     trees = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
@@ -392,7 +395,7 @@ def infer_declared(model: ir.Model, infer: Callable[[ir.Model], ir.Model] = infe
             value.shape = shape
             continue
         # Declared sizes fill in the unknown ones, unless the two shapes contradict. A symbolic size of an input of the
-        # graph or body counts as inferred: a state keeps its size if an iteration returns one of the size that it got.
+        # graph or of a body counts as inferred, so that a loop state keeps its size if an iteration returns this size.
         pairs = list(zip(value.shape, shape, strict=False))
         clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
         if len(value.shape) == len(shape) and not clash:

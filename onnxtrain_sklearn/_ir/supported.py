@@ -2,8 +2,8 @@
 
 :class:`Supported` is the declaration. New versions of ONNX add attributes, values of attributes, inputs and outputs to
 operators. A rule that ignored one of them would return the gradient of the earlier operator, without an error.
-Therefore each rule, lowering and entry of the table of proven operators declares what it supports, and each node is
-compared with that before it is differentiated.
+Therefore each rule, each lowering and each entry of the table of proven operators declares the settings that it
+supports, and each node is compared with this declaration before it is differentiated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SCAN = "body num_scan_inputs scan_input_axes scan_input_directions scan_output_a
 
 @dataclass(frozen=True)
 class Supported(Generic[T_co]):
-    """A rule of an operator, and which part of the operator it supports.
+    """A rule of an operator, with the attributes, inputs and outputs that the rule supports.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Supported(Generic[T_co]):
         return {name: frozenset(filter(None, values.split("|"))) for name, _, values in pairs}
 
     def unknown(self, node: ir.Node) -> str | None:
-        """Return why the rule does not support ``node``; None if it does."""
+        """Return the reason why the rule does not support ``node``, or None if it supports the node."""
         attributes = (a for a in node.attributes.values() if not self.honors(a) and not is_default(node, a))
         inputs = (i for i, x in enumerate(node.inputs) if x is not None and i >= self.inputs)
         outputs = (i for i, y in enumerate(node.outputs) if i >= self.outputs and is_read(y))
@@ -72,12 +72,12 @@ class Supported(Generic[T_co]):
         return next(iter(reasons), None)
 
     def missing(self, node: ir.Node, outputs: Iterable[int]) -> str | None:
-        """Return why the cotangents of ``outputs`` cannot be propagated; None if they can."""
+        """Return the reason why the cotangents of ``outputs`` cannot be propagated, or None if they can."""
         further = [i for i in sorted(outputs) if i >= self.cotangents]
         return f"the gradient through its output {_formal(node, further[0], 'outputs')} is missing" if further else None
 
     def honors(self, attribute: ir.Attr) -> bool:
-        """Return True if the rule follows an attribute; a subclass may know further ones."""
+        """Return True if the rule supports the value of an attribute; a subclass may accept further attributes."""
         if attribute.is_ref() or attribute.name not in self.values:
             return False
         values = self.values[attribute.name]
@@ -100,7 +100,7 @@ def is_default(node: ir.Node, attribute: ir.Attr) -> bool:
 
 
 def _formal(node: ir.Node, index: int, parameters: str) -> str:
-    """Return the position of an input or output, with its name in the schema."""
+    """Return the number and the schema's name of an input or output, for a message."""
     schema = _schema(node)
     names = [] if schema is None else [parameter.name for parameter in getattr(schema, parameters)]
     return f"{index} ({names[index]})" if index < len(names) else str(index)
