@@ -50,7 +50,7 @@ from .torch_parameters import drop_zero_biases, restore_parameters
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
 RESERVED = "onnxtrain/"
-"""Beginning of the names of values and metadata that this package gives to graphs in memory."""
+"""Prefix that is reserved for values and metadata that this package adds to graphs in memory."""
 
 LABELS = "labels of dictionaries"
 """Key of a model's ``meta`` for the keys of the dictionaries in which a classifier returns its scores."""
@@ -67,12 +67,12 @@ def load(
     with refusing("The ONNX graph is not valid"):
         proto, changed = _valid(without_zip_maps(_with_one_default_opset(original)))
         proto = with_types_of_custom_operators(proto)
-        # Graphs of fitted models are rewritten, and may be of opset 8 or 9: these are converted upwards.
+        # Converters of fitted models may write opset 8 or 9. These graphs are rewritten, so convert them upwards.
         of_fitted_model = any(node.domain == "ai.onnx.ml" for node in proto.graph.node)
         result = readable(proto, supported, renew=of_fitted_model)
         record(result, *changed)
         for value in (*result.graph.inputs, *(v for node in every_node(result.graph) for v in node.outputs)):
-            # Older files of PaddlePaddle declare dynamic sizes as -1, which onnxruntime takes as such.
+            # Older files of PaddlePaddle declare dynamic sizes as -1, which onnxruntime would take for a fixed size.
             sizes = [None if isinstance(size, int) and size < 0 else size for size in value.shape or ()]
             if value.shape is not None and sizes != list(value.shape):
                 value.shape = ir.Shape(sizes)
@@ -99,7 +99,7 @@ def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.M
 
 
 def checked(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """Return a valid model within the limits, in its own versions, without local functions."""
+    """Validate a model; return it without local functions, in its own opset and IR version."""
     proto = _with_graph(model)
     with refusing("The ONNX graph is not valid"):
         return _valid(proto)[0]
@@ -113,14 +113,14 @@ def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
 
 
 def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """Return a model within the limits that has nodes and outputs."""
+    """Read a model; raise if it exceeds the limits or has no nodes or outputs."""
     proto = read(model)
     if not proto.graph.node or not proto.graph.output:
         raise ModelError(
             f"There is no ONNX graph with nodes and outputs in {source(model)}: it is not an ONNX model, or a "
             f"truncated or empty one."
         )
-    # Sparse tensors would not stay sparse in training.
+    # Refuse sparse tensors, because training would not keep them sparse.
     if proto.graph.sparse_initializer:
         raise ModelError("The ONNX graph has sparse initializers, which cannot be trained; store them as dense ones.")
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
@@ -136,7 +136,7 @@ def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx
 
 
 def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
-    """Return the model as ONNX's checker accepts it, and the names of the rewrites that changed it."""
+    """Rewrite the model so that ONNX's checker accepts it; return it and the names of the rewrites that changed it."""
     require_survivable(proto)
     proto = _with_one_default_opset(_without_own_marks(proto))
     what = "local functions cannot be inlined" if proto.functions else "graph is not valid"
@@ -148,7 +148,9 @@ def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
                 changed.append(name)
         proto = _typed_outputs(proto)
         shaped = proto
-        if any(_lacks_shape(value) for value in proto.graph.output):  # the checker demands one, onnxruntime does not
+        if any(
+            _lacks_shape(value) for value in proto.graph.output
+        ):  # ONNX's checker, unlike onnxruntime, needs a shape
             shaped = deepcopy(proto)
             for value in (value for value in shaped.graph.output if _lacks_shape(value)):
                 value.type.tensor_type.shape.SetInParent()
@@ -157,9 +159,9 @@ def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
 
 
 def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model without metadata under the names by which this package marks values and nodes in memory.
+    """Return the model without metadata whose names are reserved for this package's own marks.
 
-    A file that has them, by accident or on purpose, would steer the passes that read these marks.
+    A file with such metadata, by accident or on purpose, would mislead the passes that read these marks.
     """
 
     def marked(model: onnx.ModelProto) -> list[Any]:
@@ -168,7 +170,7 @@ def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:
             nodes = list(nodes_of(whole))
             bodies = [body for node in nodes for a in node.attribute for body in (a.g, *a.graphs)]
             found += [*nodes, *bodies]
-            for graph in (whole, *bodies):  # inputs and outputs of functions are names
+            for graph in (whole, *bodies):  # the inputs and outputs of a function are names, without metadata
                 fields = ("value_info", *(("initializer", "input", "output") if hasattr(graph, "initializer") else ()))
                 found += [one for field in fields for one in getattr(graph, field)]
         return [one for one in found if any(entry.key.startswith(RESERVED) for entry in one.metadata_props)]
@@ -209,7 +211,7 @@ def _with_one_default_opset(proto: onnx.ModelProto) -> onnx.ModelProto:
     graphs = [proto.graph, *proto.functions]
     domains = {node.domain for graph in graphs for node in nodes_of(graph)}
     if not versions and not proto.functions and domains.isdisjoint(DEFAULT_DOMAINS):
-        versions = [RENEWED_OPSET]  # onnxmltools writes such graphs for XGBoost
+        versions = [RENEWED_OPSET]  # no import and no default operators, as in onnxmltools' graphs for XGBoost
     if not versions:
         raise ModelError(
             "The ONNX graph has nodes of the default domain, but imports no opset for it: the model is not valid, or "
@@ -238,7 +240,7 @@ def _typed_outputs(proto: onnx.ModelProto) -> onnx.ModelProto:
         if value.name in known:
             value.type.CopyFrom(known[value.name])
     untyped = [value for value in result.graph.output if not _has_type(value)]
-    if untyped:  # the results of operators that onnxruntime knows and ONNX's inference does not
+    if untyped:  # run the model for operators that onnxruntime supports and ONNX's inference does not
         session = sessions.create_session(proto.SerializeToString(), devices.resolve_device())
         found = {value.name: value.type for value in session.get_outputs()}
         for value in untyped:
@@ -283,7 +285,7 @@ def _refuse_contradictions(model: ir.Model) -> None:
 def _without_empty_reductions(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not over_no_axes(proto.graph):
         return proto
-    onnx.checker.check_model(proto)  # an invalid node must not become a valid one
+    onnx.checker.check_model(proto)  # before the rewrite, which could turn an invalid node into a valid one
     return without_empty_reductions(proto)
 
 
@@ -295,7 +297,7 @@ def _without_fused_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 _ROWS, _FREE = (2, 5), (3, 4)
-"""The number of rows, and the sizes of other free axes, in the two runs."""
+"""The number of rows, and the size of other free axes, in each of the two runs."""
 
 
 def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -320,7 +322,7 @@ def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     ]
     if not wanted:
         return proto
-    # Show the results as outputs of a copy, and run that twice.
+    # Make the results outputs of a copy of the graph, and run the copy twice.
     shown = deepcopy(proto)
     outputs = {value.name for value in proto.graph.output}
     shown.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in outputs)
@@ -343,7 +345,7 @@ def with_types_of_custom_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _drawn(proto: onnx.ModelProto, rows: int, free: int) -> dict[str, np.ndarray] | None:
-    """Return random inputs; None if an input is no tensor of numbers."""
+    """Return random inputs of ``rows`` rows, with size ``free`` of other free axes; None if one is not numeric."""
     rng, feeds = np.random.RandomState(0), {}
     for value in inputs_of(proto):
         kind = value.type.tensor_type
@@ -384,7 +386,7 @@ def restored(model: ir.Model) -> tuple[str, ...]:
 
 
 REWRITES: tuple[tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto]], ...] = (
-    # Functions first: they may be of another opset, and ONNX's converter drops them.
+    # Inline functions first: they may have another opset, and ONNX's converter drops them.
     ("functions inlined", inlined),
     ("operators of TensorFlow replaced", without_tensorflow_operators),
     ("reductions over no axes replaced", _without_empty_reductions),
@@ -392,19 +394,19 @@ REWRITES: tuple[tuple[str, Callable[[onnx.ModelProto], onnx.ModelProto]], ...] =
 )
 """Rewrites of nodes that ONNX's checker or its inference does not know or misreads.
 
-Each returns its argument itself where there is nothing to rewrite: a copy would hold all weights once more.
+A rewrite returns the argument itself if there is nothing to change, because a copy would duplicate all weights.
 """
 
 REPAIRS = (
     Importer("computed zero biases of PyTorch removed", drop_zero_biases),
     Importer("transpositions that move nothing removed", remove_identity_transposes),
-    # Files before IR version 4 list them there.
+    # Before IR version 4, files list every initializer among the inputs.
     Importer(
         "initializers removed from the inputs",
         lambda model: bool(common.RemoveInitializersFromInputsPass()(model).modified),
     ),
 )
-"""Passes over every model, before its shapes are inferred: a computed bias may have an axis too many for that."""
+"""Passes over every model before its shapes are inferred, as PyTorch's computed biases may make inference fail."""
 
 TYPED_REPAIRS = (Importer("exponents of sigmoids bounded", use_stable_forms),)
 """Passes over every model that read types and ranks."""
@@ -413,15 +415,15 @@ CONVERSIONS = (
     Importer("float16 and bfloat16 widened to float32", widen),
     Importer("dynamic quantization computed with floats", use_float_products),
     Importer("static quantization computed with floats", use_fake_quantization),
-    # The rest are integer constants, without a QuantizeLinear.
+    # After the pairs, integer constants with a DequantizeLinear alone are left.
     Importer("integer constants dequantized", dequantize),
     Importer("BatchNormalization of Keras joined", join_normalizations),
 )
-"""Passes over a file that is trained."""
+"""Passes over a file that is to be trained."""
 
 RESTORATIONS = (
     Importer("parameters of PyTorch restored", restore_parameters),
     Importer("layers of Keras restored", restore_layers),
     Importer("constant states of loops read from outside", read_constant_states),
 )
-"""Passes over a graph whose parameters are sought, after which each parameter is one initializer."""
+"""Passes before the parameters of a graph are selected. After them, each parameter is one initializer."""

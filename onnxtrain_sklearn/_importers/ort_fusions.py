@@ -25,8 +25,8 @@ from ..graph import GraphBuilder, length_along, positions_along
 
 # Rules: the node that a lowering rewrites, and helpers that several lowerings use.
 #
-# A lowering returns the outputs of the node, in order, computed in the opset of the graph. A :class:`FusionRule`
-# declares the attributes, inputs and outputs that it supports.
+# A lowering returns the outputs of the node, in order, emitted in the opset of the graph. A :class:`FusionRule`
+# declares the attributes, inputs and outputs that a lowering supports.
 
 
 class Refused(Exception):
@@ -50,7 +50,7 @@ class Fused:
         return operand(self.node, index)
 
     def wants(self, index: int) -> bool:
-        """Return True if an output is read."""
+        """Return True if a node reads output ``index``, or the graph returns it."""
         value = self.node.outputs[index] if index < len(self.node.outputs) else None
         return value is not None and is_read(value)
 
@@ -84,12 +84,12 @@ LoweringFunction: TypeAlias = Callable[[Fused], Outputs]
 
 @dataclass(frozen=True)
 class FusionRule(Supported[LoweringFunction]):
-    """A lowering and the settings that it supports; ``defaults`` are supported values of further attributes."""
+    """A lowering and its supported settings; ``defaults`` holds attributes that may only have the given value."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def honors(self, attribute: ir.Attr) -> bool:
-        """Return True if the lowering follows an attribute, or does without it at this value."""
+        """Return True if the lowering supports the attribute, or may ignore it at this value."""
         missing = object()
         return self.defaults.get(attribute.name, missing) == attribute.value or super().honors(attribute)
 
@@ -112,7 +112,7 @@ def plus(op: GraphBuilder, x: ir.Value, bias: ir.Value | None) -> ir.Value:
     return x if bias is None else op.Add(x, bias)
 
 
-# Activations after a bias, and biases before other operators.
+# Operators with a fused bias: activations, softmax, Dropout.
 
 
 def _lower_gelu(f: Fused) -> Outputs:
@@ -120,7 +120,7 @@ def _lower_gelu(f: Fused) -> Outputs:
 
 
 def _lower_bias_split_gelu(f: Fused) -> Outputs:
-    """Multiply the first half of the last axis by the activated second half."""
+    """Add the bias, then multiply the first half of the last axis by the GELU of the second half."""
     x = f.op.Add(f.x(0), f.x(1))
     half = f.size(f.x(1), -1) // 2
     hidden, gate = f.op.emit("Split", x, outputs=2, axis=-1, split=[half, half])
@@ -128,7 +128,7 @@ def _lower_bias_split_gelu(f: Fused) -> Outputs:
 
 
 def _lower_bias_softmax(f: Fused) -> Outputs:
-    """Lower the softmax of a sum, over the last axis; the bias is broadcast as by an Add."""
+    """Lower the softmax, over the last axis, of ``x + bias``; Add broadcasts the bias."""
     data = f.op.Add(f.x(0), f.x(1))
     rank = f.rank(f.x(0))
     axis = f.attribute("axis", 1) % rank
@@ -138,7 +138,7 @@ def _lower_bias_softmax(f: Fused) -> Outputs:
 
 
 def _lower_bias_dropout(f: Fused) -> Outputs:
-    """Add the residual after the Dropout."""
+    """Add the bias, then apply Dropout, then add the residual."""
     op = f.op
     if op.opset < 12:
         f.refuse("before opset 12 Dropout has no input for its mode")
@@ -147,11 +147,11 @@ def _lower_bias_dropout(f: Fused) -> Outputs:
     return [plus(op, y, f.optional(2)), mask]
 
 
-# Attention of onnxruntime's domain, as products, added masks and a softmax.
+# Attention of the domain com.microsoft, as products, added masks and a softmax.
 
 
 def _lower_attention(f: Fused) -> Outputs:
-    """Compute queries, keys and values by one product with their joined weights."""
+    """Lower Attention, where one product with joined weights gives queries, keys and values."""
     op, heads = f.op, f.needed("num_heads")
     width = f.size(f.x(1), 1)
     sizes = [int(n) for n in f.attribute("qkv_hidden_sizes", None) or [width // 3] * 3]
@@ -163,7 +163,7 @@ def _lower_attention(f: Fused) -> Outputs:
 
 
 def _lower_multi_head(f: Fused) -> Outputs:
-    """Read keys and values as matrices, as heads (those of an encoder), or packed into one input."""
+    """Lower MultiHeadAttention; keys and values are matrices, heads (from an encoder), or packed into one input."""
     op = f.op
     q, k, v, size = _unpack_heads(f) if f.optional(2) is None else _separate_heads(f)
     if (f.optional(6) is None) != (f.optional(7) is None):
@@ -192,9 +192,10 @@ def _separate_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
 
 
 def _unpack_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
-    """Do the same for packed inputs, (rows, sequence, heads, parts, size).
+    """Return queries, keys and values as heads, and the size of a head, from packed inputs.
 
-    The 3 parts are queries, keys and values; with an input of queries, the 2 parts are keys and values.
+    A packed input is (rows, sequence, heads, parts, size). Its 3 parts are queries, keys and values; if the queries are
+    an input of their own, its 2 parts are keys and values.
     """
     if f.optional(3) is not None:
         f.refuse("it has a bias beside packed keys and values")
@@ -209,7 +210,7 @@ def _unpack_heads(f: Fused) -> tuple[ir.Value, ir.Value, ir.Value, int]:
 
 
 def _split_heads(f: Fused, value: ir.Value, heads: int) -> ir.Value:
-    """Return (rows, sequence, heads * size) as (rows, heads, sequence, size)."""
+    """Reshape ``value``, (rows, sequence, heads * size), to (rows, heads, sequence, size)."""
     return f.op.Transpose(f.op.Reshape(value, [0, 0, heads, -1]), perm=[0, 2, 1, 3])
 
 
@@ -228,7 +229,7 @@ def _attend(
     scores = op.Mul(op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale)
     scores = plus(op, scores, bias)
     if mask is not None:
-        # A summand of the scores: zero for keys that count, a large negative number for others.
+        # Turn the mask into a summand of the scores: zero for allowed keys, a large negative number for others.
         rank = f.rank(mask)
         if rank == 1:
             allowed = _within_bounds(f, mask, q, k)
@@ -239,7 +240,7 @@ def _attend(
         penalty = float(f.attribute("mask_filter_value", -10000.0))
         scores = op.Add(scores, op.Mul(op.Cast(op.Not(allowed), to=op.dtype), penalty))
     if f.attribute("unidirectional", 0):
-        # Each query sees the keys up to its own position; keys of the past come first.
+        # Causal attention: a query attends to the keys up to its own position. Past keys come first.
         total, new = length_along(op, k, 2), length_along(op, q, 2)
         columns = op.Range(np.array(0), op.Squeeze(total, axes=[0]), np.array(1))
         rows = op.Add(op.Range(np.array(0), op.Squeeze(new, axes=[0]), np.array(1)), op.Sub(total, new))
@@ -250,9 +251,9 @@ def _attend(
 
 
 def _within_bounds(f: Fused, ends: ir.Value, q: ir.Value, k: ir.Value) -> ir.Value:
-    """Return the keys that a mask of one axis allows: it holds their end in each row.
+    """Return which keys are allowed, given a mask ``ends`` of one axis: the end of the allowed keys in each row.
 
-    In Attention, the starts may follow the ends.
+    In Attention, the starts of the allowed keys may follow the ends.
     """
     op = f.op
     rows = length_along(op, q, 0)
@@ -269,7 +270,7 @@ def _within_bounds(f: Fused, ends: ir.Value, q: ir.Value, k: ir.Value) -> ir.Val
 
 
 def _lower_rotary(f: Fused) -> Outputs:
-    """Rotate pairs of features by the angles of their positions, in (rows, sequence, heads, features)."""
+    """Lower RotaryEmbedding: rotate pairs of features by angles that depend on the position."""
     op, x = f.op, f.x(0)
     flat = f.rank(x) == 3
     half = f.size(f.x(2), 1)
@@ -281,7 +282,7 @@ def _lower_rotary(f: Fused) -> Outputs:
     else:
         value = op.Transpose(x, perm=[0, 2, 1, 3])
     positions = f.x(1)
-    if f.rank(positions) == 1:  # the position of the first element; the others follow it
+    if f.rank(positions) == 1:  # given is the position of the first element; the next ones are consecutive
         steps = positions_along(op, value, 1)
         positions = op.Unsqueeze(op.Add(op.Cast(positions, to=ir.DataType.INT64), steps), axes=[0])
     c, s = (op.Unsqueeze(op.Gather(table, positions, axis=0), axes=[2]) for table in (f.x(2), f.x(3)))
@@ -294,7 +295,8 @@ def rotated(
 ) -> ir.Value:
     """Rotate the first ``turned`` features of (rows, sequence, heads, features) in pairs.
 
-    ``paired`` features are neighbors, else one of each half. With ``rest``, further features follow unchanged.
+    With ``paired``, the two features of a pair are neighbors; else one is in the first half and one in the second. With
+    ``rest``, the remaining features are appended unchanged.
     """
     if paired:
         a, b = op.Slice(value, [0], [turned], [3], [2]), op.Slice(value, [1], [turned], [3], [2])
@@ -311,7 +313,7 @@ def rotated(
 
 # Layer normalizations, with the sums, biases and embeddings that were fused into them.
 #
-# onnxruntime stores two of them in the default domain, in opsets where ONNX has no such operator.
+# onnxruntime's optimizer stores two of these operators in the default domain, in opsets where ONNX does not have them.
 
 
 def _layer_normalized(f: Fused, x: ir.Value, scale: ir.Value, bias: ir.Value | None, epsilon: float) -> ir.Value:
@@ -355,19 +357,19 @@ def _lower_skip_simplified(f: Fused) -> Outputs:
 
 
 def _refuse_statistics(f: Fused) -> list[None]:
-    """Refuse readers of the outputs mean and inverse standard deviation, which onnxruntime leaves unwritten."""
+    """Refuse a node whose outputs mean or inverse standard deviation are read: onnxruntime does not compute them."""
     if f.wants(1) or f.wants(2):
         f.refuse("its outputs mean and inv_std_var are not known")
     return [None, None]
 
 
 def _lower_embedding(f: Fused) -> Outputs:
-    """Add the embeddings of words, positions and segments; count the words of the mask."""
+    """Lower EmbedLayerNormalization: normalize the sum of word, position and segment embeddings; count masked words."""
     op, ids, mask = f.op, f.x(0), f.optional(7)
     words = op.Gather(f.x(2), ids)
     if f.optional(8) is not None:
         positions = op.Gather(f.x(3), f.x(8))
-    else:  # the first ones
+    else:  # without an input, the positions are 0, 1, 2, ...
         positions = op.Slice(f.x(3), [0], length_along(op, ids, 1), [0])
     total = op.Add(words, positions)
     segments, table = f.optional(1), f.optional(4)
@@ -411,7 +413,7 @@ def _lower_matmul(f: Fused) -> Outputs:
 
 
 def _arranged(f: Fused, value: ir.Value, side: str) -> ir.Value:
-    """Move the first axis after the batch axes, swap the last two axes, or both; a vector stays unchanged."""
+    """Transpose operand ``side`` ("A" or "B") as ``transBatch`` and ``trans`` say; a vector stays unchanged."""
     batch, swapped = (bool(f.attribute(f"trans{what}{side}", 0)) for what in ("Batch", ""))
     if not (batch or swapped):
         return value
@@ -461,11 +463,12 @@ _OF_CONVOLUTIONS = frozenset({"HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Ta
 # Lowering of a graph when it is read.
 #
 # Initializers keep their names and values. A node without a rule, or with a setting that its rule does not support,
-# stays, because it may be in a frozen part. :func:`refusal` later says why it has no gradient.
+# stays unchanged, because it may be in a part of the graph that is not trained. If it is trained, :func:`refusal` gives
+# the reason for the error.
 
 
 FIRST_OPSETS = {"LayerNormalization": 17}
-"""Operators that are onnxruntime's in the default domain before the opset in which ONNX defines them."""
+"""Operators that onnxruntime's optimizer writes in the default domain, with the opset in which ONNX introduces them."""
 
 REASONS = {
     "com.microsoft.nchwc": "onnxruntime's optimizer laid it out for the processor that it ran on; save the optimized "
@@ -537,8 +540,8 @@ def _lower_node(op: GraphBuilder, node: ir.Node, tracker: IntegerTracker) -> boo
         results = rule.rule(Fused(op, node))
     except Refused as error:
         node.meta[_WHY] = str(error)
-        for emitted in reversed(list(op.graph)[before:]):  # before the refusal
-            if emitted.op_type != "Constant":  # later nodes may share it
+        for emitted in reversed(list(op.graph)[before:]):  # remove the nodes that the rule emitted before it refused
+            if emitted.op_type != "Constant":  # constants stay, because later nodes may share them
                 op.graph.remove(emitted, safe=True)
         return False
     for emitted in list(op.graph)[before:]:
@@ -573,7 +576,7 @@ LOWERINGS: dict[str, FusionRule] = {
         inputs=4,
         defaults={"is_packed_batching": 0, "scale": 1.0},
     ),
-    "LayerNormalization": FusionRule(  # onnxruntime's; ONNX defines one only from opset 17
+    "LayerNormalization": FusionRule(  # onnxruntime's own form; from opset 17 on, ONNX defines this operator
         lambda f: _normalized(f, f.x(0), f.x(1), f.optional(2), f.attribute("epsilon", 1e-5), f.attribute("axis", -1)),
         "axis epsilon",
         inputs=3,

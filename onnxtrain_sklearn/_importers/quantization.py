@@ -5,11 +5,11 @@ quantization, and :func:`use_fake_quantization` replaces the pairs of static qua
 DequantizeLinear. For prediction and export, :func:`requantized` restores the operators of the file.
 
 ``onnxruntime.quantization.quantize_dynamic`` writes a MatMulInteger of activations, which DynamicQuantizeLinear rounds
-by the range of the batch, and integer weights, and multiplies the result by both scales. Here it becomes a product of
-floats: of the dequantized weights, and of the rounded activations ``x + stop(rounded - x)``, so that the gradient
-passes the rounding as if it were not there.
+by the range of the batch, and integer weights, and multiplies the result by both scales. Here it becomes a float
+product of the dequantized weights and the rounded activations, written as ``x + stop(rounded - x)``. The gradient of
+this expression is that of ``x``, as if there were no rounding (straight-through).
 
-In between, the nodes are recognized by prefixes of their names, which every conversion of a graph keeps.
+Between reading and export, these nodes are recognized by prefixes of their names, which graph conversions keep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .._model.weights import TRAINED_TYPES
 from ..graph import GraphBuilder, copy_type, names_of, stop_gradient
 
 DYNAMIC = "onnxtrain/dynamic_quantization"
-"""Beginning of the names of products, and of the nodes that compute the range of the batch and the rounding."""
+"""Prefix of the names of dynamically quantized products, and of nodes that round activations by the batch's range."""
 
 _FLOAT_PRODUCTS = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
 _INTEGER_PRODUCTS = {kind: name for name, kind in _FLOAT_PRODUCTS.items()}
@@ -46,7 +46,7 @@ class _Product(NamedTuple):
 
 
 def is_dynamic(node: ir.Node) -> bool:
-    """Return True if a node belongs to a rounding by the range of the batch."""
+    """Return True if a node belongs to dynamic quantization, which rounds by the range of the batch."""
     return (node.name or "").startswith(DYNAMIC)
 
 
@@ -64,7 +64,7 @@ def use_float_products(model: ir.Model) -> bool:
     for product in found:
         node, rounding = product.node, product.rounding
         if rounding not in rounded:
-            # the numbers that the integers stand for, with the gradient of the numbers before rounding
+            # Emit the rounded activations as floats, with the gradient of the activations before rounding.
             x, (integers, scale, zero) = rounding.inputs[0], rounding.outputs
             assert x is not None
             numbers = copy_type(op.DequantizeLinear(integers, scale, zero), x)
@@ -92,13 +92,13 @@ def with_integer_products(model: ir.Model) -> ir.Model:
     op = GraphBuilder(model.graph, prefix="dynamic", constant_nodes=True)
     for node in [n for n in model.graph if is_dynamic(n) and n.op_type in _INTEGER_PRODUCTS]:
         held = None if node.inputs[1] is None else node.inputs[1].producer()
-        # The activations are x + stop(rounded - x): go back to the DynamicQuantizeLinear that rounds.
+        # The activations are x + stop(rounded - x): trace them back to the DynamicQuantizeLinear.
         rounding = None if node.inputs[0] is None else node.inputs[0].producer()
         while rounding is not None and rounding.op_type in ("Add", "Sum", "Sub", "DequantizeLinear"):
             value = rounding.inputs[1 if rounding.op_type == "Add" else 0]
             rounding = None if value is None else value.producer()
         if held is None or held.op_type != "DequantizeLinear":
-            continue  # the weights are floats
+            continue  # the weights are floats, so the product stays one of floats
         if rounding is None or rounding.op_type != "DynamicQuantizeLinear":
             continue
         integers, scale, zero = (*held.inputs, None)[:3]
@@ -149,9 +149,9 @@ def _name_as_dynamic(op: GraphBuilder, value: ir.Value) -> None:
 
 
 def _look_up_floats(op: GraphBuilder, node: ir.Node) -> bool:
-    """Dequantize a whole embedding table, if ``node`` dequantizes the rows that a Gather reads from it.
+    """Dequantize a whole embedding table if ``node`` dequantizes the rows that a Gather reads from an integer table.
 
-    The table then is a weight of floats, whose rows have gradients. Return True if the graph was changed.
+    The float table is then a weight with a gradient. Return True if the graph was changed.
     """
     read = node.inputs[0] if node.op_type == "DequantizeLinear" and not node.domain and node.inputs else None
     gather = None if read is None else read.producer()
@@ -170,15 +170,15 @@ def _look_up_floats(op: GraphBuilder, node: ir.Node) -> bool:
 
 # Static quantization: pairs of QuantizeLinear and DequantizeLinear, trained through float arithmetic that rounds.
 #
-# A pair computes ``scale * (clip(round(x / scale) + zero, low, high) - zero)``. :func:`use_fake_quantization` writes
-# this in float operators, and turns integer weights into float weights before such a pair. The gradient passes the
-# rounding as if it were not there, and is zero for clipped numbers: the straight-through estimate (Bengio et al., 2013,
+# A pair computes ``scale * (clip(round(x / scale) + zero, low, high) - zero)``. :func:`use_fake_quantization` emits
+# this formula in float operators, and turns integer weights into float weights that such a formula rounds. The gradient
+# ignores the rounding, and is zero for clipped numbers: the straight-through estimator (Bengio et al., 2013,
 # https://arxiv.org/abs/1308.3432), as in PyTorch's ``fake_quantize``.
 
 
 MARK = "onnxtrain/fake_quantization"
 STORED = f"{MARK}/stored"
-"""Beginnings of the names of nodes: of a pair, and of one whose first operand the file holds as integers."""
+"""Prefixes of the names of nodes: MARK of fake quantization, STORED if the file stores its operand as integers."""
 
 _BITS = (4, 8, 16)
 _RANGES: dict[ir.DataType, tuple[int, int]] = {
@@ -190,7 +190,7 @@ _DEFAULTS = {"saturate": 1, "block_size": 0, "output_dtype": 0, "precision": 0}
 
 
 Weights: TypeAlias = dict[tuple[ir.Value, bytes, bytes], ir.Value]
-"""The float weights by the integers that they were made from, the scale and the zero point."""
+"""The float weights that were made so far; the key is the integer tensor with the bytes of its scale and zero point."""
 
 
 class _Grid(NamedTuple):
@@ -207,7 +207,7 @@ def is_fake(node: ir.Node | None) -> bool:
 
 
 def is_within_fakes(value: ir.Value) -> bool:
-    """Return True if a value lies inside the arithmetic of a pair, so that the file has no such tensor."""
+    """Return True if a value is an intermediate result of fake quantization, which the file does not have."""
     node = value.producer()
     return node is not None and is_fake(node) and node.op_type != "Mul"
 
@@ -222,7 +222,7 @@ def before_rounding(value: ir.Value) -> ir.Value:
 
 
 def is_part_of_fakes(value: ir.Value) -> bool:
-    """Return True if a constant is a scale, a zero point or a bound that only such nodes read."""
+    """Return True if a constant is a scale, a zero point or a bound that only fake quantization reads."""
     uses = list(value.uses())
     return bool(uses) and all(is_fake(node) and index > 0 for node, index in uses)
 
@@ -240,7 +240,7 @@ def holds_fakes(model: ir.Model) -> bool:
 def use_fake_quantization(model: ir.Model) -> bool:
     """Replace pairs of QuantizeLinear and DequantizeLinear by float arithmetic that rounds, in place.
 
-    Return True if there were any. Widened models keep their pairs.
+    Return True if there were any. In models that were widened from float16 or bfloat16, the pairs stay.
     """
     rounds = any(_is_kind(node, "QuantizeLinear") or is_dynamic(node) for node in model.graph)
     if not rounds or TYPES_OF_FILE in model.meta:
@@ -256,8 +256,8 @@ def use_fake_quantization(model: ir.Model) -> bool:
 def requantized(model: ir.Model) -> ir.Model:
     """Restore the pairs of QuantizeLinear and DequantizeLinear, and the integer weights, in place; return the model.
 
-    Weights that are inputs of the graph stay floats, and a pair rounds them. Those of 32 bits stay as they are:
-    QuantizeLinear does not write 32 bits.
+    Weights that are inputs of the graph stay floats, and a pair rounds them. The rounding of 32-bit integers stays in
+    float operators, because QuantizeLinear does not support that type.
     """
     rounding = [n for n in model.graph if is_fake(n) and n.op_type == "Round"]
     if not rounding:
@@ -269,9 +269,9 @@ def requantized(model: ir.Model) -> ir.Model:
         x, scale = division.inputs[0], _held(division.inputs[1])
         assert x is not None
         stored = (node.name or "").startswith(STORED) and not x.is_graph_input()
-        # Equal roundings of one number may have been joined since: then several clips and scales read one rounding.
+        # Equal roundings may have been merged since, so that several clips and scales read one rounding.
         for last in list(_readers_of(node)):
-            if _is_kind(last, "Mul"):  # of 32 bits, which have no range
+            if _is_kind(last, "Mul"):  # 32-bit integers are not clipped, so the scale follows directly
                 if not x.is_graph_input():
                     _write_pair(op, last, x, _Grid(scale, np.zeros_like(scale), ir.DataType.INT32), None, stored=stored)
                 continue
@@ -289,7 +289,7 @@ def _is_kind(node: ir.Node | None, kind: str) -> bool:
 
 
 def _replace_pair(graph: ir.Graph, node: ir.Node, weights: Weights) -> bool:
-    """Replace a DequantizeLinear of constants or of a QuantizeLinear; return False if it is neither and stays."""
+    """Replace a DequantizeLinear that reads constants or a QuantizeLinear; return False if it reads anything else."""
     x = node.inputs[0]
     assert x is not None
     maker, second = x.producer(), _grid_of(node, x)
@@ -321,7 +321,7 @@ def _grid_of(node: ir.Node, integers: ir.Value) -> _Grid | None:
         or zero.size != scale.size
     ):
         return None
-    # The shape in which the scale broadcasts with the integers: one scale for all, or one along an axis.
+    # Find the shape in which the scale (a single one, or one per index of an axis) broadcasts with the integers.
     shape = list[int]()
     if scale.size != 1:
         sizes, axis = dims(integers) or dims(node.outputs[0]), attribute(node, "axis", 1)
@@ -351,14 +351,15 @@ def _float_weight(graph: ir.Graph, node: ir.Node, grid: _Grid, weights: Weights)
 
 
 def _emit(graph: ir.Graph, node: ir.Node, x: ir.Value, first: _Grid, second: _Grid, *, stored: bool) -> None:
-    """Replace ``node`` by arithmetic that rounds ``x``; the two nodes of a pair may have scales that differ."""
+    """Replace ``node`` by operators that round ``x`` to the grid ``first`` and scale it back by that of ``second``."""
     op = GraphBuilder(graph, dtype=ir.DataType.from_numpy(first.scale.dtype), prefix="fake", constant_nodes=True)
     before = set(graph)
     found = op.Round(op.Div(x, first.scale))
-    if first.kind != ir.DataType.INT32:  # its range is beyond that of weights, and not exact in float32
+    if first.kind != ir.DataType.INT32:  # no weight reaches the bounds of int32, which are not exact in float32
         low, high = (np.array(bound, first.scale.dtype) for bound in _RANGES[first.kind])
         found = op.Sub(op.Clip(op.Add(found, first.zero), low, high), second.zero)
-    replace_node(op, node, [op.Mul(found, second.scale)])  # before it is marked: its result takes the name of the file
+    # Replace the node before its name is marked, so that the result has the name that it has in the file.
+    replace_node(op, node, [op.Mul(found, second.scale)])
     for made in [n for n in graph if n not in before and n.op_type != "Constant"]:
         made.name = op.taken.free(f"{STORED if stored else MARK}/{made.op_type}")
 
@@ -380,7 +381,7 @@ def _write_pair(
 
 
 def _stored_integers(op: GraphBuilder, weight: ir.Value, grid: _Grid) -> ir.Value:
-    """Return the initializer with the integers of a weight."""
+    """Return a new initializer with the float weight rounded to integers."""
     name = f"{weight.name}_quantized"
     if name in op.graph.initializers:
         return op.graph.initializers[name]

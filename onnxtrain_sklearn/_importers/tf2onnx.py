@@ -4,13 +4,13 @@
 ONNX's checker refuses it. :func:`without_tensorflow_operators` therefore works on protobuf, before the check. It
 replaces the operators of :data:`_FORMS`, which have an exact form, and refuses the others by name.
 
-``tf2onnx`` also makes one constant of all parameters that begin equal. :func:`restore_layers` separates them by the
-names of the nodes, which hold the path of the layer: ``model/dense_1/BiasAdd``. A constant that several layers read
-becomes one parameter for each, unless its numbers were drawn at random: then one layer is called several times, and all
-its constants stay shared. Biases of zeros are lost without a trace: :func:`warn_of_lost_biases` warns of layers that
-seem to have lost one.
+``tf2onnx`` also merges all parameters with equal initial values into one constant. :func:`restore_layers` separates
+them by the names of the nodes, which hold the path of the layer: ``model/dense_1/BiasAdd``. A constant that several
+layers read becomes one parameter for each layer. But if its numbers were drawn at random, it is the weight of one layer
+that is called several times, and all constants of that layer stay shared. Biases of zeros leave no trace in the file;
+:func:`warn_of_lost_biases` warns of layers that seem to have lost one.
 
-:func:`join_normalizations` turns the arithmetic that Keras writes on PyTorch into BatchNormalization again.
+:func:`join_normalizations` turns the arithmetic that Keras exports for BatchNormalization into one node again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         )
     if not left:
         return proto
-    # Types and names are those of all bodies together: a body reads values of the graphs around it.
+    # Collect the types and names of all bodies together, because a body may read values of the outer graphs.
     names, types = Names(), dict[str, int]()
     for graph in graphs_of(onnx.shape_inference.infer_shapes(proto).graph):
         names.update(value.name for value in (*graph.input, *graph.initializer))
@@ -85,7 +85,8 @@ def without_tensorflow_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
                 nodes += writer.nodes
             else:
                 nodes.append(node)
-        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]  # they end with their list
+        # Copy the nodes, because clearing the repeated field invalidates them.
+        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(kept)
     return result
@@ -96,7 +97,7 @@ def _is_unknown(node: onnx.NodeProto) -> bool:
 
 
 class _Writer:
-    """Nodes in place of one node, with new names for the values between them."""
+    """Emits the nodes that replace one node, with new names for intermediate values."""
 
     def __init__(self, node: onnx.NodeProto, names: Names, element_type: int) -> None:
         self._node, self._names, self._type = node, names, element_type
@@ -116,7 +117,7 @@ class _Writer:
 
 
 def _unless_zero(op: _Writer, x: str, y: str, product: Callable[[str], str]) -> str:
-    """Return the product of ``x`` and a function of ``y``, zero where ``x`` is; so are the gradients there."""
+    """Return ``x`` times a function of ``y``; where ``x`` is zero, the result and its gradients are zero."""
     zero = op.number(0.0)
     is_zero = op("Equal", x, zero)
     return op("Where", is_zero, zero, product(op("Where", is_zero, op.number(1.0), y)))
@@ -134,7 +135,7 @@ _FORMS: dict[str, tuple[int, Callable[..., str]]] = {
     "Xlog1py": (2, lambda op, x, y: _unless_zero(op, x, y, lambda a: op("Mul", x, _log1p(op, a)))),
     "Xlogy": (2, lambda op, x, y: _unless_zero(op, x, y, lambda a: op("Mul", x, op("Log", a)))),
 }
-"""Operators of TensorFlow: number of inputs, and computation."""
+"""For each operator of TensorFlow: its number of inputs, and the function that emits ONNX operators."""
 
 
 _CALLS = {
@@ -171,7 +172,7 @@ def _separate_layers(graph: ir.Graph) -> bool:
         for node, index in value.uses():
             readers.setdefault(layers.find(layer_of(node)), []).append((node, index))
         first = next(iter(readers), "")
-        for layer, uses in list(readers.items())[1:]:  # the first keeps the constant
+        for layer, uses in list(readers.items())[1:]:  # the first layer keeps the constant itself
             name = value.name or ""
             own = f"{layer}{name.removeprefix(first)}" if name.startswith(f"{first}/") else f"{layer}/{name}"
             copied = copy_initializer(graph, value, names_of(graph).free(own))
@@ -204,7 +205,7 @@ class _Layers:
         return path
 
     def join(self, value: ir.Value) -> None:
-        """Record that all calls which read a value are of one layer, and so are the calls around them."""
+        """Record that all calls that read ``value`` belong to one layer, and likewise the outer calls around them."""
         first, *others = dict.fromkeys(layer_of(node) for node, _ in value.uses()) or [""]
         for path in others:
             self._join(first, path)
@@ -221,13 +222,14 @@ class _Layers:
 def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> bool:
     """Train one bias for each gate of a recurrent layer, as Keras does; the second bias of ONNX becomes constant zeros.
 
-    If both were trained, their sum would move twice as far as in Keras. A bias of zeros only was filled in for an LSTM
-    without bias, because Keras begins with ones for the forget gate: it is removed. Return True if the node changed.
+    If both were trained, their sum would move twice as far as in Keras. If all biases of an LSTM are zero, ``tf2onnx``
+    filled them in for a layer without bias (Keras starts the bias of the forget gate at one): they are removed. Return
+    True if the node changed.
     """
     if node.domain or node.op_type not in ("GRU", "LSTM", "RNN"):
         return False
     if node.op_type == "GRU" and node.attributes.get_int("linear_before_reset", 0) == 1:
-        return False  # with ``reset_after=True``, the default, the GRU of Keras has two biases
+        return False  # with ``reset_after=True``, the default, a GRU of Keras itself has two biases
     bias = operand(node, 3)
     if bias is None or bias.name not in graph.initializers or len(bias.uses()) > 1:
         return False
@@ -248,22 +250,22 @@ def _keep_one_bias(graph: ir.Graph, node: ir.Node) -> bool:
 
 # BatchNormalization that Keras writes as arithmetic becomes one node again, if the file holds all its arrays.
 #
-# Keras on PyTorch computes ``(x - mean) * (gamma / sqrt(variance + epsilon)) + beta``. A file whose constants are not
-# folded holds the four arrays, so that the node can be switched over to training. Its running variance then averages
-# the variance of the minibatch as Keras does (divided by N), not as PyTorch does (by N - 1).
+# Keras on PyTorch computes ``(x - mean) * (gamma / sqrt(variance + epsilon)) + beta``. If the exporter did not fold
+# constants, the file holds all four arrays, and the node can be set to training mode. Its running variance then
+# averages the variance of the minibatch divided by N, as in Keras, not by N - 1, as in PyTorch.
 
 
 NODES = "keras/BatchNormalization"
-"""The beginning of the names of such nodes."""
+"""Prefix of the names of the restored BatchNormalization nodes."""
 
 MOMENTUM = 0.99
-"""Keras' default; files do not hold it."""
+"""Momentum of restored nodes: Keras's default, because files do not hold it."""
 
 _SHAPES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 class _Layer(NamedTuple):
-    """A normalization: its input, its arrays, and where they are read."""
+    """A batch normalization that is written as arithmetic: its input, its four arrays, and where they are read."""
 
     x: ir.Value
     arrays: tuple[ir.Value, ...]
@@ -277,13 +279,13 @@ def join_normalizations(model: ir.Model) -> bool:
     taken: set[ir.Value] = set()
     for node, layer in found:
         op = GraphBuilder(model.graph, dtype=layer.x.dtype or ir.DataType.FLOAT, prefix="keras")
-        # Exporters merge equal arrays of several layers: copy those that an earlier layer has.
+        # Exporters merge equal arrays of several layers: copy an array that an earlier layer already uses.
         arrays = []
         for array in layer.arrays:
             name = names_of(op.graph).free(f"{array.name}/own") if array in taken else ""
             arrays.append(copy_initializer(op.graph, array, name) if name else array)
             taken.add(array)
-        # The operator normalizes axis 1; Keras' channels are last by default.
+        # BatchNormalization has its channels on axis 1; Keras has them last by default.
         rank = len(layer.x.shape) if layer.x.shape is not None else layer.axis + 1
         order = [0, layer.axis, *(i for i in range(1, rank) if i != layer.axis)]
         moves = order != list(range(rank))
@@ -298,7 +300,7 @@ def join_normalizations(model: ir.Model) -> bool:
 
 
 def _normalization_at(node: ir.Node) -> _Layer | None:
-    """Match ``(x - mean) * (gamma * 1 / sqrt(variance + epsilon)) + beta`` that ends in a node."""
+    """Return the layer if ``node`` is the last of ``(x - mean) * (gamma * 1 / sqrt(variance + epsilon)) + beta``."""
     for product, beta in _both_orders(node, "Add"):
         for difference, factor in _both_orders(product.producer(), "Mul"):
             for inverse, gamma in _both_orders(factor.producer(), "Mul"):
@@ -309,12 +311,12 @@ def _normalization_at(node: ir.Node) -> _Layer | None:
 
 
 def _with_statistics(node: ir.Node | None, inverse: ir.Value, beta: ir.Value, gamma: ir.Value) -> _Layer | None:
-    """Match the rest, ``x - mean`` in ``node`` and ``1 / sqrt(variance + epsilon)`` in ``inverse``."""
+    """Return the layer if ``node`` computes ``x - mean`` and ``inverse`` is ``1 / sqrt(variance + epsilon)``."""
     root = _square_root_below(inverse.producer())
     if node is None or node.op_type != "Sub" or node.domain or root is None:
         return None
     x, mean = node.inputs
-    # the shape in which the mean is subtracted tells the axis of the channels
+    # The only long axis of the mean, as it is subtracted, is the axis of the channels.
     sizes = dims(mean) or []
     long = [i for i, size in enumerate(sizes) if size != 1]
     if x is None or len(sizes) < 2 or len(long) != 1:
@@ -338,7 +340,7 @@ def _both_orders(node: ir.Node | None, kind: str) -> list[tuple[ir.Value, ir.Val
 
 
 def _square_root_below(node: ir.Node | None) -> ir.Value | None:
-    """Return x if a node computes ``1 / sqrt(x)``."""
+    """Return x if ``node`` computes ``1 / sqrt(x)``, else None."""
     if node is None or node.domain or node.op_type not in ("Reciprocal", "Div"):
         return None
     one = constant(node.inputs[0]) if node.op_type == "Div" and node.inputs[0] is not None else np.ones(1)
@@ -349,7 +351,7 @@ def _square_root_below(node: ir.Node | None) -> ir.Value | None:
 
 
 def _initializer_of(value: ir.Value) -> ir.Value | None:
-    """Return the initializer, a vector, that a value is a reshaped or cast form of."""
+    """Return the vector, an initializer, of which ``value`` is a reshaped or cast form; None if there is none."""
     node = value.producer()
     while node is not None and node.op_type in _SHAPES and not node.domain and node.inputs[0] is not None:
         value = node.inputs[0]
@@ -360,9 +362,9 @@ def _initializer_of(value: ir.Value) -> ir.Value | None:
 
 # Lost biases: a warning of biases that ``tf2onnx`` leaves out of files of fresh networks.
 #
-# It removes sums with zeros, and the biases of a fresh layer of Keras are zeros. The file of a layer without a bias
-# looks the same. A layer counts as fresh if no layer of the file has a bias, or if its kernel looks as Keras' default
-# initialization draws it.
+# ``tf2onnx`` removes additions of zeros, and Keras initializes biases with zeros, so such a file looks like that of
+# layers without biases. A layer counts as freshly initialized if no layer of the file has a bias, or if its kernel
+# looks like a draw of Keras's default initialization.
 
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul"})
@@ -370,12 +372,12 @@ _PASSING = frozenset({"Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators between a product and the sum with its bias."""
 
 _TELLING = 256
-"""Least size of a kernel whose largest number tells how it was drawn."""
+"""Smallest size of a kernel whose largest number shows how the kernel was initialized."""
 
 
 def warn_of_lost_biases(graph: ir.Graph) -> None:
-    """Warn of products without a bias that seem to be of fresh layers."""
-    # The first product of a separable convolution has no bias in Keras: that of the layer is added to the second.
+    """Warn of layers that seem to be freshly initialized and have no bias in the file."""
+    # Leave out the first product of a separable convolution: Keras adds the layer's bias to the second one.
     products = [
         node
         for node in graph
@@ -414,7 +416,7 @@ def _is_array(value: ir.Value) -> bool:
 
 
 def _computing_with(value: ir.Value) -> Iterator[ir.Node]:
-    """Yield the nodes that compute with a product, or with a sum of products, as recurrent cells do."""
+    """Yield the nodes that read a product, or a sum of products as in recurrent cells."""
     for node, _ in value.uses():
         sums = node.op_type == "Add" and not any(x is not None and _is_array(x) for x in node.inputs)
         yield node
@@ -425,7 +427,7 @@ def _computing_with(value: ir.Value) -> Iterator[ir.Node]:
 def _is_drawn_by_default(node: ir.Node) -> bool:
     """Return True if the largest number of a kernel is just within the bounds of Glorot and Bengio's uniform draw.
 
-    Training would have moved it away from them.
+    Training would have moved the largest number away from the bounds.
     """
     kernel = _kernel_of(node)
     if kernel is None or kernel.size < _TELLING:

@@ -1,17 +1,19 @@
-"""Split the calls of modules that PyTorch's exporter merged because their parameters began equal.
+"""Split the calls of modules that PyTorch's exporter merged because their parameters had equal initial values.
 
-:func:`separate_merged` splits them in files of the newer exporter, :func:`separate_identities` and
-:class:`TracedModules` handle those of the older one.
+:func:`separate_merged` splits the calls in files of the newer exporter; :func:`separate_identities` and
+:class:`TracedModules` handle files of the older one.
 
-Two layers that normalize one input are one node in the file of a fresh network. Calls that read the second still name
-its result, and the signature lists its parameters, which no call reads. A module that is called twice on one input is
-merged too, but leaves no such parameters: it stays one.
+For example, two freshly initialized layers that normalize one input become one node in the file. The recorded calls
+that read the result of the second layer still name that result, which no node computes, and the signature lists the
+second layer's parameters, which no call reads. One module that is called twice on one input is merged too, but leaves
+no unread parameters: it stays merged.
 
-The exporter also removes calls that do nothing. A reader of such a result (``norm(x) + 0``) names neither layer. Then
-the input of both layers decides: its record counts the calls that read it, and the file lacks one of them.
+The exporter also removes calls that do nothing. A call that reads the result of a removed call (``norm(x) + 0``) names
+neither layer. Then the input of the two layers decides: its record counts the calls that read it, and the file has one
+fewer.
 
-These counts also show if there never were two layers: if the file lacks a reader of the layer's result, but no reader
-of the layer's input, then the calls downstream were made twice, on one result.
+These counts also show that there was only one layer: if the file lacks a reader of the layer's result, but no reader of
+the layer's input, then the calls downstream were made twice, on one result.
 """
 
 from __future__ import annotations
@@ -35,28 +37,28 @@ from .torch_program import CALL, TorchProgram, call_of, names_read
 
 ReadAt = tuple[ir.Node, int]
 NodesByCall = Mapping[str, Sequence[ir.Node]]
-"""The nodes of each call, by its name."""
+"""The nodes of each call of the traced program, by the name of the call's result."""
 
 FindReads: TypeAlias = "Callable[[ir.Node, TorchProgram], Iterator[tuple[str, str, int]]]"
 
 _READ_NAME, _NUMBERED_NAME = re.compile(r"%(\w+)"), re.compile(r"(.*?)(?:_(\d+))?")
 
 MERGED_CALLS = 3
-"""Calls without parameters, such as an activation, that may be merged downstream of a call with parameters."""
+"""Largest number of calls without parameters, such as activations, between a call with parameters and a merged call."""
 
 
 @dataclass(frozen=True)
 class MergedCall:
-    """A call into which the exporter merged equal calls.
+    """A call with which the exporter merged other, equal calls.
 
     Attributes
     ----------
     calls : tuple of str
         The names of the calls, from the one that reads ``parameters`` to this one.
     parameters : tuple of str
-        Their names in the module.
+        The names, in the module, of the parameters that the first of these calls reads.
     missing : mapping of str to sequence of (node, position)
-        By name, the results that are missing from the file, and where nodes should read them.
+        For each result that is missing from the file, by name: the inputs of nodes that should read it.
     """
 
     calls: tuple[str, ...]
@@ -76,9 +78,9 @@ def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
         if call is not None:
             nodes.setdefault(call.name, []).append(node)
 
-    # Calls whose readers name a call of the same function instead, with the parameters that this call may have read.
-    # There never were two layers if the call with parameters lost no reader, and the calls downstream lost all of the
-    # missing readers: then these calls were made twice, on one result.
+    # Find merged calls by their readers: the record of a reader names another call of the same function. The parameters
+    # that the other call may have read are its candidates (twins). There was only one layer if the call with parameters
+    # lost no reader and the calls downstream lost all missing readers: then those calls were made twice, on one result.
     named = list(_merged_calls(nodes, program, _replaced_reads))
     found = []
     for merged in named:
@@ -87,9 +89,9 @@ def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
             found.append((merged, _twins(merged, program.unseen)))
     claims = Counter(twin for _, twins in found for twin in twins)
 
-    # Calls that may stand for others although no reader names these: the exporter left out the calls between them, such
-    # as ``x + 0``, so that it is not known which reader had which parameters. A single reader, beside none that names
-    # the call, reads what it always read, behind a call that did nothing.
+    # Find calls that may also stand for another call that no reader names, because the exporter removed the calls
+    # between, such as ``x + 0``. Then it is not known which reader belongs to which parameters. If there is a single
+    # reader and no reader names the call, nothing was merged: that reader read the result of a removed call.
     suspected = []
     for merged in _merged_calls(nodes, program, _reads_past_removed):
         if merged.calls[-1] in {other.calls[-1] for other in named}:
@@ -138,10 +140,10 @@ def separate_merged(graph: ir.Graph, program: TorchProgram) -> bool:
 
 
 def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
-    """Return True if a call stands for one other, and all that do not name its result read that of the other.
+    """Return True if ``merged`` stands for exactly one other call, which all readers that do not name it should read.
 
-    The file lacks one call of those that read the input of this call, and a later call of this function. The other
-    call has readers, because PyTorch leaves out calls that nothing reads, and they are not those that name this one.
+    This holds if the file lacks exactly one call that read the same input, and a later call of the same function. The
+    other call has readers, because PyTorch drops calls that nothing reads.
     """
     further = _further_readers(merged, nodes)
     all_name_it = all({value.name, merged.calls[-1]} & {*names_read(node)} for node, value in further)
@@ -150,9 +152,9 @@ def _stands_for_one(merged: MergedCall, nodes: NodesByCall) -> bool:
 
 
 def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) -> int | None:
-    """Return how many readers the input of a call lost, or the value that this input was computed from.
+    """Return the number of recorded readers that are not in the file, for the input of a call.
 
-    Only calls without parameters lie between the two.
+    If the input lost none, go on upstream to the value from which calls without parameters computed the input.
     """
     call = merged.calls[0]
     for _ in range(MERGED_CALLS):
@@ -167,7 +169,7 @@ def _lost_before(merged: MergedCall, nodes: NodesByCall, program: TorchProgram) 
 
 
 def _lost_downstream(merged: MergedCall, nodes: NodesByCall) -> int:
-    """Return how many readers the results lost downstream of the call that reads parameters."""
+    """Return the number of recorded readers not in the file, for the results of all calls but the last one."""
     return sum(max(0, _lost_readers(call, nodes) or 0) for call in merged.calls[1:])
 
 
@@ -179,7 +181,7 @@ def _further_readers(merged: MergedCall, nodes: NodesByCall) -> list[tuple[ir.No
 
 
 def _lost_readers(name: str, nodes: NodesByCall) -> int | None:
-    """Return how many calls that read the input of a call are not in the file; None if the file does not tell."""
+    """Return the number of recorded calls that read the input of a call but are not in the file; None if unknown."""
     read = {node.inputs[i] for node in nodes[name] for where in _positions_of_calls(node).values() for i in where}
     value = read.pop() if len(read) == 1 else None
     producer = None if value is None else value.producer()
@@ -191,14 +193,14 @@ def _lost_readers(name: str, nodes: NodesByCall) -> int | None:
 
 
 def _lacks_number(merged: MergedCall, nodes: NodesByCall) -> bool:
-    """Return True if a later call of the same function is not in the file: PyTorch numbers them."""
+    """Return True if a number is missing among the later calls of the same function, which PyTorch numbers."""
     function, own = _function_and_number(merged.calls[0])
     numbers = {number for name, number in map(_function_and_number, nodes) if name == function}
     return not numbers.issuperset(range(own, max(numbers)))
 
 
 def _merged_calls(nodes: NodesByCall, program: TorchProgram, reads: FindReads) -> Iterator[MergedCall]:
-    """Return the calls whose result is read in place of others."""
+    """Yield the calls whose results are read in place of other calls' results, according to ``reads``."""
     missing: dict[str, dict[str, list[ReadAt]]] = {}
     for node in (node for own in nodes.values() for node in own):
         for source, name, index in reads(node, program):
@@ -212,12 +214,13 @@ def _merged_calls(nodes: NodesByCall, program: TorchProgram, reads: FindReads) -
 
 
 def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
-    """Return the call whose result a node reads, the name of the one that it should read, and the position."""
+    """Yield (call whose result the node reads, name of the result that it should read, position of the input)."""
     names, missing = names_read(node), program.folded_names(node)
     sources = _positions_of_calls(node) if missing else {}
     for source, positions in sources.items():
         value = node.inputs[positions[0]]
-        known = {source, "" if value is None else value.name or ""}  # one of several results: getitem_3
+        # A call with several results also has the names of the single results, such as getitem_3.
+        known = {source, "" if value is None else value.name or ""}
         functions = {_function_and_number(other)[0] for other in known if other}
         alike = [n for n in names if n in known or (n in missing and _function_and_number(n)[0] in functions)]
         alike = alike * len(positions) if len(set(alike)) == 1 else alike
@@ -226,7 +229,7 @@ def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str,
 
 
 def _reads_past_removed(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
-    """As :func:`_replaced_reads`, where the node names the result of a call of any function that the file lacks."""
+    """Yield like :func:`_replaced_reads`, if the node names the result of a missing call of any other function."""
     names, read = names_read(node), {value.name for value in node.inputs if value is not None}
     missing = [name for name in program.folded_names(node) if name not in read]
     sources = _positions_of_calls(node) if missing else {}
@@ -238,14 +241,14 @@ def _reads_past_removed(node: ir.Node, program: TorchProgram) -> Iterator[tuple[
 
 
 def _function_and_number(name: str) -> tuple[str, int]:
-    """Split the name of a result, ``layer_norm_3``, into that of the function and the number."""
+    """Split the name of a result, such as ``layer_norm_3``, into the function's name and the number."""
     found = _NUMBERED_NAME.fullmatch(name)
     assert found is not None
     return found[1], int(found[2] or 0)
 
 
 def _positions_of_calls(node: ir.Node) -> dict[str, list[int]]:
-    """Return the positions at which a node reads the results of other calls, by the names of these."""
+    """Return, by the name of a call, the positions of the inputs at which a node reads its result."""
     found: dict[str, list[int]] = {}
     own = call_of(node)
     for index, value in enumerate(node.inputs):
@@ -257,7 +260,7 @@ def _positions_of_calls(node: ir.Node) -> dict[str, list[int]]:
 
 
 def _calls_from_parameters(name: str, nodes: NodesByCall, program: TorchProgram) -> tuple[str, ...]:
-    """Return the calls from the next one that reads parameters to this one; none if the way to it branches."""
+    """Return the chain of calls from the nearest upstream call with parameters to ``name``; () if the way branches."""
     calls = [name]
     while len(calls) <= MERGED_CALLS + 1:
         if _parameters_read(program, nodes[calls[0]][0]):
@@ -270,14 +273,14 @@ def _calls_from_parameters(name: str, nodes: NodesByCall, program: TorchProgram)
 
 
 def _parameters_read(program: TorchProgram, node: ir.Node) -> list[str]:
-    """Return the parameters, by their names in the module, that a node's call reads."""
+    """Return the names, in the module, of the parameters that a node's call reads."""
     return [program.targets.get(name, "") for name in names_read(node) if program.kinds.get(name) == "PARAMETER"]
 
 
 def _buffers(
     merged: MergedCall, twin: Sequence[str], nodes: NodesByCall, program: TorchProgram
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of buffers: one that a call reads, and the one of the same name in the module of its twin."""
+    """Yield pairs of buffers: one that a call reads, and the buffer of the same name in the module of the twin."""
     module, known = twin[0].rpartition(".")[0], set(program.targets.values())
     for name in names_read(nodes[merged.calls[0]][0]):
         target = program.targets.get(name, "")
@@ -301,7 +304,7 @@ def _twins(merged: MergedCall, unseen: Sequence[str]) -> list[tuple[str, ...]]:
     own: list[tuple[str, ...]] = (
         [(name,) for name in unseen if name.rpartition(".")[0] == merged.module] if len(leaves) == 1 else []
     )
-    parts = merged.module.split(".")  # norm.identity is near mixer.identity
+    parts = merged.module.split(".")  # paths that differ by one part: norm.identity and mixer.identity
     near = [
         twin
         for module, twin in alike
@@ -322,7 +325,7 @@ def _without_numbers(name: str) -> str:
 def _separate_call(
     graph: ir.Graph, nodes: NodesByCall, merged: MergedCall, name: str, renamed: Mapping[str, str]
 ) -> None:
-    """Copy the calls, with records that name other parameters, and rewire the readers to the last copy."""
+    """Copy the merged calls under the result ``name`` with ``renamed`` parameters; its readers read the last copy."""
     names, copies = names_of(graph), dict[ir.Value, ir.Value]()
     renamed = {**renamed, **{call: f"{call}_of_{name}" for call in merged.calls[:-1]}, merged.calls[-1]: name}
     for node in (node for call in merged.calls for node in nodes[call]):
@@ -345,8 +348,8 @@ def _separate_call(
 
 # Module paths of PyTorch's older exporter: in the names of nodes, and copies of equal parameters.
 #
-# That exporter makes one initializer of equal parameters, and leaves an Identity for each of the others, whose output
-# has the lost name. The names of nodes hold the path of the module: ``/body/layers.1/linear1/MatMul``.
+# The older exporter keeps one initializer of several equal parameters, and writes an Identity for each other parameter,
+# with that parameter's name as output. The names of nodes hold the module path: ``/body/layers.1/linear1/MatMul``.
 
 
 _FOLDED = re.compile(r"onnx::\w+")
@@ -354,9 +357,9 @@ _LATER_CALL = re.compile(r"(.*?)_\d+")
 
 
 def separate_identities(graph: ir.Graph) -> bool:
-    """Replace each Identity of an initializer by an initializer of its own, or by the one where a module shares it.
+    """Replace each Identity of an initializer by a copy of it, or by the initializer itself if a module shares it.
 
-    Return True if there was one.
+    Return True if there was such an Identity.
     """
 
     def is_copy(node: ir.Node) -> bool:
@@ -401,18 +404,18 @@ class TracedModules:
         return {".".join(parts[:i]) for parts in named for i in range(1, len(parts))}
 
     def readers(self, value: ir.Value) -> set[str]:
-        """Return the modules that read a value."""
+        """Return the paths of the modules that read ``value``."""
         return {self.module_of(node) for node, _ in value.uses()}
 
     def callers(self, value: ir.Value) -> set[str]:
-        """As :meth:`readers`; ``linear_1`` is the second call of ``linear`` unless there is such a module."""
+        """Return paths like :meth:`readers`; ``linear_1`` is a second call of ``linear`` unless a module has that name."""
         return {self.module_of(node, again=True) for node, _ in value.uses()}
 
     def module_of(self, node: ir.Node, *, again: bool = False) -> str:
         """Return the path of the module that a node belongs to, "" if its name holds none.
 
-        The second call of a module is numbered, ``linear_1``, which may be another module's name; with ``again`` that
-        needs no parameter of the first.
+        The second call of the module ``linear`` is numbered, ``linear_1``, which may also be the name of a module. With
+        ``again``, a number is taken for a repeated call even if ``linear`` has no parameters.
         """
         path = ""
         if is_fake(node):
@@ -424,7 +427,7 @@ class TracedModules:
         return path
 
     def name_of(self, value: ir.Value) -> str | None:
-        """Return a name for a parameter that has a number in place of it, None if the file does not tell its module."""
+        """Return a name for a parameter that the exporter named by a number; None if its module is not known."""
         modules = self.readers(value) - {""}
         if not _FOLDED.fullmatch(value.name or "") or len(modules) != 1:
             return None

@@ -3,10 +3,10 @@
 :func:`recompute_folded` computes folded constants from their parameters again, :func:`separate_folded` gives equal
 results initializers of their own, and :func:`restore_bounds` makes bounds parameters again.
 
-A tied autoencoder reads a matrix and its transposition, a factorization machine a matrix and its squares. The exporter
-folds the second one into a constant, which would be trained apart from the first, or not at all. The constant is named
-after the function, and newer exporters record the parameters that it comes from. Other files are searched for a
-parameter of random numbers that gives the constant.
+For example, a tied autoencoder reads a matrix and its transpose, and a factorization machine a matrix and its squares.
+The exporter folds the transpose or the squares into a constant, which would be trained separately from the matrix, or
+not at all. The constant is named after the function, and newer exporters record the parameters that it comes from. In
+other files, a parameter of random numbers is searched that gives the constant.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OF_ONE_OPERAND: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "sqrt": ("Sqrt", np.sqrt),
     "tanh": ("Tanh", np.tanh),
 }
-"""Functions of PyTorch: the operator, and its computation."""
+"""For each function of PyTorch, the ONNX operator and the NumPy function."""
 
 _MOVES = frozenset({"numpy_T", "permute", "t", "transpose"})
 _OTHER_SHAPES = frozenset({"flatten", "reshape", "squeeze", "unsqueeze", "view"})
@@ -67,8 +67,8 @@ _FUNCTION = re.compile(r"(?:.*/)?(\w+?)(?:_\d+)?")
 def recompute_folded(graph: ir.Graph, program: TorchProgram) -> bool:
     """Compute each folded constant from its parameter, in place; warn if training would differ from PyTorch.
 
-    A folded constant holds floats, and the calls that read it name it. If it is a result within a call, the file has to
-    record a parameter as its source.
+    A folded constant holds floats, and the recorded calls that read it name it. If it is an intermediate result of a
+    call, it counts as folded only if the file records a parameter as its source.
     """
     parameters = [v for v in graph.initializers.values() if program.status(v) == "parameter" and v.uses()]
     read = {v.name or "" for v in parameters}
@@ -112,7 +112,7 @@ def _form_of(
 ) -> tuple[ir.Value, Computation] | None:
     """Return the parameter that a constant is computed from, and the function that emits the computation.
 
-    Without a record, only parameters of random or trained numbers are tried: others would match by chance.
+    Without recorded sources, only ``parameters`` with random or trained numbers are tried: others match by chance.
     """
     result, function, own = array_of(value), _FUNCTION.fullmatch(value.name or ""), value.const_value
     if function is None or own is None:
@@ -149,7 +149,7 @@ def _operator(kind: str, *further: float | np.ndarray, **attributes: Any) -> Com
 
 
 def _forms_of(function: str, x: np.ndarray, result: np.ndarray) -> Iterator[tuple[np.ndarray, Computation]]:
-    """Yield results that a function of PyTorch may compute from numbers, and the functions that emit its operators."""
+    """Yield arrays that ``function`` may compute from ``x`` to give ``result``, with functions that emit operators."""
     if function in _OF_ONE_OPERAND:
         kind, compute = _OF_ONE_OPERAND[function]
         yield compute(x), _operator(kind)
@@ -170,7 +170,7 @@ def _forms_of(function: str, x: np.ndarray, result: np.ndarray) -> Iterator[tupl
     elif function in _WITH_NUMBERS and x.shape == result.shape and _is_varied(x) and _is_varied(result):
         if function == "mul":
             yield x * x, lambda op, value: op.Mul(value, value)
-        # A product and sum with numbers: the largest and the smallest element determine them.
+        # Try ``factor * x + shift``: the largest and the smallest element determine factor and shift.
         high, low = int(np.argmax(x)), int(np.argmin(x))
         factor = float((result.flat[high] - result.flat[low]) / (x.flat[high] - x.flat[low]))
         summand = float(result.flat[high] - factor * x.flat[high])
@@ -178,24 +178,24 @@ def _forms_of(function: str, x: np.ndarray, result: np.ndarray) -> Iterator[tupl
 
 
 def _trains_as_its_sources(value: ir.Value, program: TorchProgram) -> bool:
-    """Return True if training a result is training its parameters: if it is a part, a sum or a reordering of them."""
+    """Return True if training a folded result equals training its parameters: a part, a sum or a reordering of them."""
     results = {value.name or "", *folded_from(value)}.difference(program.targets.values())
     calls = {name.rpartition("/")[2] for name in results}
     found = {match[1] for name in calls if (match := _FUNCTION.fullmatch(name)) is not None}
     is_lookup = False
-    if "embedding" in found:  # of constant positions; a row that is read twice would become two parameters
+    if "embedding" in found:  # folded lookups of constant indices: a row that is read twice would be trained twice
         rows = array_of(value).reshape(-1, array_of(value).shape[-1])
         is_lookup = len(np.unique(rows, axis=0)) == len(rows)
     return found <= _MOVES | _OTHER_SHAPES | _PARTS | {"val"} | ({"arange", "embedding"} if is_lookup else set[str]())
 
 
-# Folded results: an initializer for each one, even if their numbers are equal.
+# Folded results get an initializer each, even if their numbers are equal.
 #
-# The exporter folds ``1 + weight`` of a normalization or the reshaped factor of a layer scale into a constant, and
-# makes one initializer of all equal ones. Those of a fresh network are equal, and would stay equal in training. The
-# calls that read them still name the folded results. Two names are two parameters if different modules read them, or if
-# one module has as many parameters as names: a module that is called twice folds one parameter twice. A module under
-# two paths has its parameters twice in the signature, but all calls read those of one path.
+# The exporter folds ``1 + weight`` of a normalization, or the reshaped factor of a layer scale, into a constant, and
+# merges equal constants into one initializer. In a freshly initialized network they are equal, and would stay equal in
+# training. The calls that read them still name the folded results. Two names are two parameters if different modules
+# read them, or if one module has as many parameters as names. (A module that is called twice folds one parameter
+# twice.) The signature lists the parameters of a module with two paths twice, but all calls read those of one path.
 
 
 Use = tuple[ir.Node, int]
@@ -209,8 +209,8 @@ def separate_folded(graph: ir.Graph, program: TorchProgram) -> bool:
     aliases = _aliases(graph, program) if folded else {}
     uses = {value: list(_known_uses(value, program, aliases)) for value in folded}
 
-    # Modules that have another number of folded results than of unread parameters, with or without those of inner
-    # modules, keep one initializer.
+    # A module keeps one initializer if the number of its folded results is not that of its unread parameters, counted
+    # with or without those of inner modules.
     names: dict[str, set[str]] = {}
     for module, name in (key for found in uses.values() for key, _ in found):
         names.setdefault(module, set()).add(name)
@@ -229,7 +229,7 @@ def separate_folded(graph: ir.Graph, program: TorchProgram) -> bool:
             continue
         array = array_of(value)
         if array.size != 1 and np.unique(array).size == array.size:
-            continue  # drawn numbers are equal only if the parameter is shared
+            continue  # random numbers are equal only if the modules share the parameter
         for (module, name), own_uses in list(readers.items())[1:]:
             wanted = f"{module}/{name or value.name}" if module else name
             copy = copy_initializer(graph, value, names_of(graph).free(wanted))
@@ -247,7 +247,7 @@ def _known_uses(value: ir.Value, program: TorchProgram, aliases: Mapping[str, st
     """Yield the readers that name one folded result of a module that has an unread parameter."""
     is_number = value.const_value is not None and value.const_value.size == 1
     for node, index in value.uses():
-        # the path under which the parameters of the module, or of one around it, are read
+        # Find the path under which the parameters of the module, or of an outer module, are read.
         module = outer = called_module(node)
         inner = ""
         while outer:
@@ -257,22 +257,22 @@ def _known_uses(value: ir.Value, program: TorchProgram, aliases: Mapping[str, st
             outer, _, last = outer.rpartition(".")
             inner = f".{last}{inner}"
         call, names = call_of(node), program.folded_names(node)
-        # a single number may be one that the call names itself
+        # A single number may be a literal argument of the call.
         is_literal = is_number and call is not None and any(not a.startswith("%") for a in call.arguments)
         if len(names) == 1 and program.unseen_within(module) and not is_literal:
             yield (module, names[0]), (node, index)
 
 
 def called_module(node: ir.Node) -> str:
-    """Return the path of the module that made the call; the marks of its second and later calls are left out."""
+    """Return the path of the module that made the call of ``node``, without the suffixes of repeated calls."""
     return ".".join(part.partition("@")[0] for part in scope_of(node).split("."))
 
 
 def _aliases(graph: ir.Graph, program: TorchProgram) -> dict[str, str]:
-    """Return second paths of modules, each with the path under which all calls read the parameters.
+    """Map second paths of a module to the path under which all calls read its parameters.
 
-    If the modules around the two paths are then one too, their paths are included, unless a call reads a parameter
-    under the first.
+    If this shows that the outer modules of the two paths are the same too, their paths are included, unless a call
+    reads a parameter under the second path.
     """
     unseen = set(program.unseen)
     read = set(program.targets.values()) - unseen
@@ -294,9 +294,10 @@ def _aliases(graph: ir.Graph, program: TorchProgram) -> dict[str, str]:
 
 # Bounds that are parameters of a PyTorch module: ``torch.clamp(x, self.low, self.high)`` and the like.
 #
-# The newer exporter folds them into constants of a Clip, a Max or a Min, whose call still names them: they become
-# parameters again, and a Clip becomes a Max and a Min, which have a gradient for them. A bound whose source is not
-# recorded stays as it is, with a warning; so do all bounds in files of the older exporter, which records nothing.
+# The newer exporter folds such bounds into constants of a Clip, a Max or a Min, whose recorded call still names the
+# parameters. They become parameters again, and a Clip becomes a Max and a Min, which have gradients with respect to the
+# bounds. A bound whose source is not recorded stays constant, with a warning. So do all bounds in files of the older
+# exporter, which records nothing.
 
 
 _BOUNDING = frozenset({"Clip", "Max", "Min"})
@@ -310,7 +311,7 @@ _ARGUMENTS: dict[str, dict[int, tuple[int, ...]]] = {
     "maximum": {_LOW: (0, 1)},
     "minimum": {_HIGH: (0, 1)},
 }
-"""Functions of PyTorch: where each bound may stand among the arguments."""
+"""For each function of PyTorch, the possible positions of the lower and the upper bound among its arguments."""
 
 _CLASSIC_FOLDED = re.compile(r"onnx::(?:Clip|Max|Min)_\d+")
 _OF_ACTIVATIONS = frozenset({RELU6, (-1.0, 1.0), (0.0, 1.0), (0.0, None)})
@@ -329,7 +330,7 @@ def restore_bounds(graph: ir.Graph, program: TorchProgram) -> bool:
             if target is not None:
                 restored = _read_parameter(graph, node, index, target) or restored
                 continue
-            # It may come from a parameter that no call reads. Without names, the call is part of another one.
+            # The bound may come from a parameter that no call reads. ``named`` is None within the call of another function.
             possible = bool(folded) if named is None else any(name in folded for name in named)
             if possible and is_setting(array_of(value), node, index) and program.unseen_within(scope_of(node)):
                 unclear.append(value.name or "")
@@ -365,7 +366,7 @@ def _bounding_nodes(graph: ir.Graph) -> list[ir.Node]:
 def _bounds_of(node: ir.Node, *, classic: bool = False) -> Iterator[tuple[int, int]]:
     """Yield the positions of constant bounds, and whether each is the lower or the upper one.
 
-    With ``classic``, only those of the older exporter that may be parameters: others are Constant nodes there.
+    With ``classic``, for files of the older exporter, leave out Constant nodes, which are no parameters there.
     """
     is_clip, side = node.op_type == "Clip", _LOW if node.op_type == "Max" else _HIGH
     if classic and is_clip and clip_bounds(node) in _OF_ACTIVATIONS:
@@ -380,14 +381,14 @@ def _bounds_of(node: ir.Node, *, classic: bool = False) -> Iterator[tuple[int, i
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
-    """Return the value before its casts, which the older exporter writes where it folds nothing."""
+    """Return the value before any Casts, which the older exporter writes if it does not fold constants."""
     while value is not None and (node := value.producer()) is not None and node.op_type == "Cast":
         value = node.inputs[0]
     return value
 
 
 def _arguments(node: ir.Node, side: int) -> list[str] | None:
-    """Return the names that the call of a node gives a bound; None if it is no call of a bounding function."""
+    """Return the arguments that the node's call passes as a bound; None if it does not call a bounding function."""
     call = call_of(node)
     places = None if call is None else _ARGUMENTS.get(call.function.rstrip("_"), {}).get(side)
     if call is None or places is None:

@@ -1,11 +1,12 @@
 """Restore each parameter of a PyTorch module under its own name.
 
-PyTorch's exporters make one initializer of all parameters that hold equal numbers, such as the zeros of fresh biases;
-in training, these parameters would stay equal. The exporters also drop biases that are zero. :func:`restore_parameters`
-gives each parameter its own initializer again, as far as the file tells; parameters that the module shares stay shared.
-It calls the steps in their order: merged calls (``torch_calls``), parameters, folded results (``torch_constants``),
-detached values, biases, bounds. They read the record of the traced program (``torch_program``). If the record does not
-place a parameter, :func:`warn_of_lost` warns. :func:`own_names` later renames weights that have generated names.
+PyTorch's exporters merge all parameters with equal numbers, such as newly initialized biases of zeros, into one
+initializer; in training, these parameters would stay equal. The exporters also drop biases that are zero.
+:func:`restore_parameters` gives each parameter its own initializer again, as far as the file tells; parameters that the
+module shares stay shared. It calls the steps in their order: merged calls (``torch_calls``), parameters, folded results
+(``torch_constants``), detached values, biases, bounds. The steps read the record of the traced program
+(``torch_program``). If the record does not show where a parameter is read, :func:`warn_of_lost` warns.
+:func:`own_names` later renames weights that have generated names.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .torch_constants import recompute_folded, restore_bounds, separate_folded, 
 from .torch_program import TorchProgram, call_of, scope_of, sources_of
 
 TRANSPOSED = ".T"
-"""Suffix in the name of a matrix that is transposed as compared with the module's."""
+"""Suffix of the name of a matrix that is the transpose of the module's parameter."""
 
 
 def restore_parameters(model: ir.Model) -> bool:
@@ -45,7 +46,7 @@ def restore_parameters(model: ir.Model) -> bool:
             stop_at_detached(graph, program),
             _restore_biases(graph, program),
         ]
-        warn_of_lost(graph, program)  # of what is still unread; the steps below read no further parameters
+        warn_of_lost(graph, program)  # now, because the steps below find no further parameters
         changed += [recompute_folded(graph, program), _share_copies(graph, program), restore_bounds(graph, program)]
     else:
         warn_of_unrecorded_bounds(graph)
@@ -76,9 +77,9 @@ def _separate_parameters(graph: ir.Graph, program: TorchProgram) -> bool:
 
 
 def _merged_parameter(node: ir.Node, value: ir.Value, program: TorchProgram) -> str | None:
-    """Return the parameter, by its name in the module, that a call reads if ``value`` may stand for it.
+    """Return the name, in the module, of the parameter that the node's call reads, if ``value`` may stand for it.
 
-    The call names one parameter: the one that ``value`` is named after, or one that has no initializer.
+    This holds if the call names exactly one parameter, and that has the name of ``value`` or has no initializer.
     """
     call = call_of(node)
     read = [] if call is None else [name for name in call.names if program.kinds.get(name) == "PARAMETER"]
@@ -121,7 +122,7 @@ def _restore_biases(graph: ir.Graph, program: TorchProgram) -> bool:
             shape = array_of(weight).shape
             if node.op_type == "Gemm":
                 count = shape[0] if node.attributes.get_int("transB", 0) else shape[1]
-            else:  # Conv, or ConvTranspose, whose kernel has the outputs of one group
+            else:  # Conv, or ConvTranspose, whose kernel holds only the output channels of one group
                 count = shape[0] if node.op_type == "Conv" else shape[1] * node.attributes.get_int("group", 1)
             zeros = np.zeros(count)
             restored[name] = copy_initializer(graph, weight, names_of(graph).free(name), zeros)
@@ -162,7 +163,7 @@ def _share_copies(graph: ir.Graph, program: TorchProgram) -> bool:
 def _share_tables(graph: ir.Graph) -> bool:
     """Make products with the transposed table of an embedding read the table itself: the exporter copied it.
 
-    The numbers of tables are drawn at random: two equal ones are the same.
+    Tables hold random or trained numbers, so two equal tables are one parameter.
     """
 
     def is_transpose(table: np.ndarray, value: ir.Value) -> bool:
@@ -217,16 +218,16 @@ def _own_name(value: ir.Value, program: TorchProgram, modules: TracedModules) ->
     return f"{scopes.pop()}/{name}" if len(scopes) == 1 else None
 
 
-# Zero biases: PyTorch's newer exporter computes them for convolutions of modules that have none.
+# Zero biases: PyTorch's newer exporter adds them to convolutions of modules without a bias.
 #
 # With ``optimize=False`` it expands a zero to the shape of the bias. For ``Conv3d``, and for ``padding="same"``, that
-# shape has an axis too many, and current releases of onnxruntime refuse the graph. So a bias of zeros is removed.
+# shape has one axis too many, and current releases of onnxruntime refuse the graph. So these biases are removed.
 
 
 def drop_zero_biases(model: ir.Model) -> bool:
     """Remove the computed zeros that convolutions add, in place; return True if there were any.
 
-    The nodes that compute them stay for the removal of unused ones.
+    The nodes that compute the zeros stay; a later pass removes unread nodes.
     """
     dropped = False
     for node in every_node(model.graph):
@@ -248,19 +249,19 @@ def drop_zero_biases(model: ir.Model) -> bool:
 
 # Lost parameters: a warning where the exported file does not tell where the module reads them.
 #
-# PyTorch's exporter leaves out calls that change nothing: a product with a scale that begins as one, a sum with a shift
-# that begins as zero. It merges calls whose parameters begin equal. The signature still lists the parameters, and the
-# calls downstream name results that no node computes.
+# PyTorch's exporter drops calls that change nothing: a product with a scale that is initialized with one, a sum with a
+# shift that is initialized with zero. It merges calls whose parameters have equal initial values. The signature still
+# lists the parameters, and the calls downstream name results that no node computes.
 
 
 _MAY_CHANGE_NOTHING = re.compile(r"(?:add|addcmul|addmm|div|lerp|mul|pow|rsub|sub)(?:_\d+)?")
-"""Results of functions that return their operand for a parameter of ones or zeros."""
+"""Matches results of functions that return their operand unchanged if a parameter is one or zero."""
 
 
 def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
     """Warn of parameters that apparently are not trained, or not as in PyTorch."""
-    # Results of arithmetic that calls name and no node computes. If a folded constant has no recorded source, they may
-    # come from parameters, so that nothing is known of them.
+    # Find results of arithmetic that calls name and no node computes. Skip this if a folded constant has no recorded
+    # source, because the results may then be computed from that constant's parameters.
     removed = set[str]()
     if not any(program.status(v) == "folded" and not sources_of(v, program) for v in graph.initializers.values()):
         stored = {name.rpartition("/")[2] for name in graph.initializers}
@@ -273,8 +274,8 @@ def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
                 if value.is_graph_output() and own != call.name and _MAY_CHANGE_NOTHING.fullmatch(own):  # type: ignore[union-attr]
                     removed.add(own)
 
-    # Parameters that no call reads and no initializer holds. The weight and bias of a BatchNormalization become part of
-    # the convolution before it.
+    # Find parameters that no call reads and no initializer holds, except the weight and bias of a BatchNormalization,
+    # which the exporter folds into the convolution before it.
     held = {name.removesuffix(".T") for name in graph.initializers}
     held = held.union(*(sources_of(value, program) for value in graph.initializers.values()))
     normalized = {
@@ -289,7 +290,7 @@ def warn_of_lost(graph: ir.Graph, program: TorchProgram) -> None:
     merged = any(_merges_values(node, program) for node in graph)
     lost = [name for name in unread if merged or (removed and name.rpartition(".")[0] not in unused)]
 
-    # Parameters of equal numbers that a call reads although it names a removed result instead.
+    # Find merged parameters that a call reads although its record names a removed result instead.
     doubtful = []
     for value in graph.initializers.values():
         if program.status(value) == "parameter" and not np.ptp(array_of(value)):
@@ -314,10 +315,10 @@ def _merges_values(node: ir.Node, program: TorchProgram) -> bool:
     return call is not None and not repeated <= {*call.names} and len({*program.folded_names(node)}) > 1
 
 
-# Detached values of a PyTorch module: constants to the gradient here too.
+# Detached values of a PyTorch module: no gradient flows through them here either.
 #
-# ONNX has no such operator. The newer exporter writes an Identity with the call ``detach``, or leaves the call out;
-# then its readers still name its result.
+# ONNX has no operator for ``detach``. The newer exporter writes an Identity whose record holds the call, or drops the
+# call; then the nodes that read the value still name the call's result.
 
 
 _DETACHED = re.compile(r"detach(?:_default)?_?(?:_\d+)?")
@@ -352,7 +353,7 @@ def _detached_inputs(node: ir.Node, program: TorchProgram) -> Iterator[int]:
     missing = {*program.folded_names(node)}
     if not any(map(_DETACHED.fullmatch, missing)):
         return
-    # Inputs that are results of other calls which this call does not name: the exporter put them in place of others.
+    # Find inputs that are results of calls which this node's call does not name: the exporter replaced the named ones.
     others = []
     for i, value in enumerate(node.inputs):
         producer = None if value is None else value.producer()

@@ -3,9 +3,9 @@
 :class:`TorchProgram` holds the record, :func:`call_of` and :func:`scope_of` read it for one node, and
 :func:`is_made_up` and its neighbors judge the name of a constant.
 
-``torch.onnx.export`` (dynamo) merges equal constants, computes with parameters in advance, and renames the results. Its
-metadata still record what the program read: the signature lists parameters and buffers, and each node holds the call
-that it was made for, with the names of the values that this call read.
+``torch.onnx.export`` (dynamo) merges equal constants, precomputes functions of parameters (folding), and renames the
+results. The metadata of the file still record the traced program: the signature lists parameters and buffers, and each
+node holds the call that it was made for, with the names of the values that the call read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SLOTS: dict[str, tuple[int | None, int | None]] = {
     "prelu": (1, None),
     "rms_norm": (2, None),
 }
-"""Functions of PyTorch: the positions of weight and bias among their arguments."""
+"""For each function of PyTorch, the positions of weight and bias among its arguments."""
 
 RELU6 = (0.0, 6.0)
 
@@ -83,7 +83,7 @@ def is_from_torch(model: ir.Model) -> bool:
 
 @dataclass(frozen=True)
 class TracedCall:
-    """A call of the traced program: its result, the function, its arguments, and how many calls read the result."""
+    """A call of the traced program: its result, its function, its arguments, and the number of calls that read it."""
 
     name: str
     function: str
@@ -153,7 +153,7 @@ def is_open_clip(node: ir.Node) -> bool:
 
 
 def clip_bounds(node: ir.Node) -> tuple[float | None, float | None]:
-    """Return the constant bounds of a Clip; None where there is none."""
+    """Return the lower and the upper bound of a Clip, each None if it is absent or not constant."""
     return number_of(operand(node, 1)), number_of(operand(node, 2))
 
 
@@ -174,9 +174,9 @@ class TorchProgram:
     Attributes
     ----------
     kinds : dict of str to str
-        "PARAMETER", "BUFFER", ... by the names that the program gives to its inputs; empty if there is no record.
+        For each input of the program, by its name there, "PARAMETER", "BUFFER" or another kind; empty without a record.
     targets : dict of str to str
-        The names in the module, by the names in the program.
+        For each input of the program, by its name there, the parameter's or buffer's name in the module.
     """
 
     def __init__(self, graph: ir.Graph) -> None:
@@ -188,8 +188,8 @@ class TorchProgram:
         self.kinds = {name: kind for name, kind, _ in signed}
         self.targets = {name: target for name, _, target in signed if target}
         if {"CONSTANT_TENSOR", "PARAMETER"} <= {*self.kinds.values()}:
-            # Keras copies its variables at each call: then the program reads constants and no parameters. The constants
-            # are the weights, and the record is of no use.
+            # Keras copies its variables at each call, so that the program reads constants instead of parameters. Then
+            # the constants are the weights, and the record is useless.
             read = {name for node in every_node(graph) for name in names_read(node)}
             if not any(kind == "PARAMETER" and name in read for name, kind in self.kinds.items()):
                 self.kinds, self.targets = {}, {}
@@ -216,20 +216,20 @@ class TorchProgram:
 
     @cached_property
     def unseen(self) -> list[str]:
-        """The parameters, by their names in the module, that no call of a node reads; it may read results of them."""
+        """The names, in the module, of the parameters that no call in the graph reads directly."""
         seen = set[str]()
         for node in every_node(self._graph):
             names = names_read(node)
-            if graphs_in(node):  # the call of a loop names all that its body reads
+            if graphs_in(node):  # the call of a loop names all values that its body reads
                 read = {value.name for value in reads(node)}
                 names = [name for name in names if self.targets.get(name, name) in read]
             seen.update(names)
         return [self.targets.get(name, "") for name in self.kinds if name in self._parameters - seen]
 
     def unread_parameter(self, node: ir.Node) -> str | None:
-        """Return the one parameter, by its name in the module, that a node without a recorded call may read.
+        """Return the name, in the module, of the parameter that a node without a recorded call may read, or None.
 
-        It is the only parameter of the modules that read the results of the node that no call names and no initializer
+        It is the only parameter, of the modules that read the node's results, that no call names and no initializer
         holds.
         """
         if call_of(node) is not None:
@@ -252,7 +252,7 @@ class TorchProgram:
         if sources_of(value, self):
             return "folded"
         if any(name in self._names for name in folded_from(value)):
-            return "constant"  # computed from buffers alone
+            return "constant"  # it is folded from buffers alone
         found = [self._status_of_use(node) for node, _ in value.uses()]
         if not found or None in found:
             return None
@@ -275,12 +275,12 @@ class TorchProgram:
         return [name for name in names if not _OF_NUMBERS.fullmatch(name)]
 
     def unseen_within(self, module: str) -> list[str]:
-        """Return the parameters of a module, by their names, that no node's call reads."""
+        """Return the names of the parameters of ``module`` that no call in the graph reads."""
         within = f"{module}." if module else ""
         return [target for target in self.unseen if target.startswith(within)]
 
     def reads_constant(self, node: ir.Node, index: int) -> bool:
-        """Return True if the value that a node reads at a position neither is a parameter nor can come from one."""
+        """Return True if the value that a node reads at a position is no parameter and is not computed from one."""
         call = call_of(node)
         if call is not None and (call.function, node.op_type) in _FILLERS:
             return index > 0
@@ -314,7 +314,7 @@ class TorchProgram:
         return self.targets.get(names[0]) if len(names) == 1 else None
 
     def bias_of(self, node: ir.Node) -> str | None:
-        """Return the name, in the module, of the bias of a product; the exporter drops one that is zero."""
+        """Return the name, in the module, of the bias of a product, which the exporter may have dropped as zero."""
         call = call_of(node)
         if call is None or call.function not in _SLOTS or node.domain or (node.op_type, 2) not in _BIASES:
             return None
@@ -327,16 +327,16 @@ def folded_from(value: ir.Value) -> list[str]:
 
 
 def sources_of(value: ir.Value, program: TorchProgram) -> list[str]:
-    """Return the parameters, by their names in the module, that the file says a constant was computed from."""
+    """Return the names, in the module, of the parameters from which a constant was folded, according to the file."""
     kinds = {target: program.kinds[name] for name, target in program.targets.items()} if folded_from(value) else {}
     return [name for name in folded_from(value) if kinds.get(name) == "PARAMETER"]
 
 
 _OF_NUMBERS = re.compile(r"(?:arange|empty|eye|full|linspace|ones|scalar_tensor|zeros)(?:_default)?(?:_\d+)?")
-"""Results of calls that read only numbers of the program."""
+"""Matches results of calls that create tensors from literal numbers."""
 
 _FILLERS = frozenset({("group_norm", "InstanceNormalization"), ("native_group_norm", "InstanceNormalization")})
-"""PyTorch function and operator of nodes with a scale and a bias that are no parameters: group normalization."""
+"""Pairs (PyTorch function, operator): in these nodes of a group normalization, scale and bias are no parameters."""
 
 
 # Names of constants: generated by an exporter, or given to a parameter by a framework.
@@ -365,7 +365,7 @@ _TENSORFLOW_OPERATION = re.compile(
     r"(?:.*/)?(?:add|AddV2|Cast|Const|div|div_no_nan|Exp|Log|Log1p|Maximum|Minimum|mul|Mul|Neg|pow|Pow|RealDiv|Rsqrt"
     r"|Sqrt|Square|sub|Sub|truediv)(?:_\d+)?(?:_recip)?(?:__\d+)?(?::\d+)?"
 )
-"""Names of values that tf2onnx or TensorFlow Lite folded; a variable is named after the node that reads it."""
+"""Matches names of values that tf2onnx or TensorFlow Lite folded; a variable is named after the node that reads it."""
 _TENSORFLOW_CONSTANT = re.compile(r"(?:.*/)?Const(?:_\d+)?:\d+")
 _TENSORFLOW_VARIABLE = re.compile(r"(?:.*/)?ReadVariableOp(?:_\d+)?(?:/resource)?:\d+")
 

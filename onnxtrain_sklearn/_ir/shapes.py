@@ -150,7 +150,7 @@ def infer_types(model: ir.Model) -> None:
             for v in node.outputs
         )
 
-    # Select the nodes with outputs that are not completely known, and the nodes that compute their constants and integers.
+    # Select nodes with outputs that are not completely known, and the nodes that compute their constants and integers.
     part = {node for node in graph if not is_inferred(node)}
     if not part:
         return
