@@ -408,7 +408,7 @@ class TracedModules:
         return {self.module_of(node) for node, _ in value.uses()}
 
     def callers(self, value: ir.Value) -> set[str]:
-        """Return paths like :meth:`readers`; ``linear_1`` is a second call of ``linear`` unless a module has that name."""
+        """Return paths like :meth:`readers`; ``linear_1`` is a second call of ``linear`` unless it names a module."""
         return {self.module_of(node, again=True) for node, _ in value.uses()}
 
     def module_of(self, node: ir.Node, *, again: bool = False) -> str:

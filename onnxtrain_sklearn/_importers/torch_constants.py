@@ -330,7 +330,7 @@ def restore_bounds(graph: ir.Graph, program: TorchProgram) -> bool:
             if target is not None:
                 restored = _read_parameter(graph, node, index, target) or restored
                 continue
-            # The bound may come from a parameter that no call reads. ``named`` is None within the call of another function.
+            # The bound may come from a parameter that no call reads. ``named`` is None inside another call.
             possible = bool(folded) if named is None else any(name in folded for name in named)
             if possible and is_setting(array_of(value), node, index) and program.unseen_within(scope_of(node)):
                 unclear.append(value.name or "")
