@@ -263,7 +263,7 @@ class _Gatherer:
         if name not in buffers.sparse:
             return column.into(buffers.columns[name])
         place = buffers.sparse[name]
-        return lambda rows: place.hold(column.compressed_rows(rows))
+        return lambda rows: place.hold(column.rows_for_products(rows))
 
     def digest(self, rows: np.ndarray, update: Callable[[bytes], object]) -> None:
         """Call ``update`` with these rows and their weights."""
@@ -353,7 +353,10 @@ class BlockBatches:
         return known // self.size if self.drop_last else -(-known // self.size)
 
     def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
-        """Return the minibatches of the next epoch, which reads blocks as they are used, those that it skips too."""
+        """Return the minibatches of the next epoch.
+
+        Blocks are read when they are needed; those of skipped minibatches are read too.
+        """
         self.close()
         self._epoch = self._minibatches()
         return islice(self._epoch, skip, None) if skip else self._epoch
@@ -433,8 +436,8 @@ class BlockBatches:
             if window is not None and window.count + count > capacity:
                 yield window.rows()
                 window = None
-            if window is None and count >= capacity:  # a window by itself, without a copy
-                if count:
+            if window is None and count >= capacity:  # as large as a window: yield it as it is, without a copy
+                if count:  # with a capacity of 0, a block without rows comes here too
                     yield block
             elif count:
                 window = window or _Window(block, capacity)

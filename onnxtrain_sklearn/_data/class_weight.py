@@ -79,7 +79,7 @@ def weighted_positions(
     return targets, weights
 
 
-def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
+def weights_of_masked(targets: Targets, sample_weight: ArrayLike | None, class_weight: ClassWeight) -> np.ndarray:
     """Return the weights of rows, each multiplied by the share of its labels that count."""
     assert targets.label_mask is not None
     weights = checked_weights(sample_weight, len(targets.values))
@@ -95,7 +95,8 @@ def weights_of_counted(targets: Targets, sample_weight: ArrayLike | None, class_
         labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
         given: Any = class_weight
         if not isinstance(given, list) or len(given) != labels.shape[1]:
-            compute_sample_weight(given, labels if several else np.abs(labels))  # only for its error messages
+            # called because it refuses wrong weights; np.abs: the -1 of an ignored label would be a third label
+            compute_sample_weight(given, labels if several else np.abs(labels))
         product = np.ones(len(labels))
         for j, own in enumerate(targets.label_mask.T):
             if own.any():
@@ -141,7 +142,7 @@ def weights_of_classes(
 def balanced_weights(totals: np.ndarray, weight: float) -> np.ndarray:
     """Return the weight of each class that makes all classes weigh the same.
 
-    ``totals`` are the weights of the rows of each class, ``weight`` is their sum, and stays it.
+    ``totals`` are the weights of the rows of each class; ``weight`` is their sum, which stays the same.
     """
     return np.asarray(weight / np.count_nonzero(totals) / np.where(totals > 0, totals, 1.0))
 

@@ -4,7 +4,7 @@ An :class:`InputData` is the data of one input. Its rows are gathered into a buf
 matrix or a memory map, only these rows are made dense or read. The data are converted as a whole only if the copy is
 small. A variable ``columns`` holds one for each input of the graph.
 
-The module ``inputs`` checks ``X`` and makes columns of it; :func:`dict_columns` does so for a dict of arrays. The
+The module :mod:`.inputs` checks ``X`` and makes columns of it; :func:`dict_columns` does so for a dict of arrays. The
 sections below hold the parts that both need: the conversion of other kinds of data (:func:`as_frame`), sparse rows and
 their products with matrices, and warnings where the graph's type cannot represent the numbers.
 """
@@ -115,7 +115,7 @@ class InputData:
         with _no_overflow(self._dtype):
             return in_type(self._data[rows], self._dtype)
 
-    def compressed_rows(self, rows: np.ndarray) -> Any:
+    def rows_for_products(self, rows: np.ndarray) -> Any:
         """Return the given rows of sparse data in the graph's type, only for :func:`product` and its gradient."""
         return gathered(self._data, rows) if self._data.dtype == self._dtype else self.sparse_rows(rows)
 
@@ -348,7 +348,7 @@ def require_in_memory(data: object, name: str = "X") -> None:
             require_in_memory(one, name)
         return
     packages = {one.__module__.partition(".")[0] for one in kind.__mro__}
-    graph = getattr(kind, "__dask_graph__", None)  # arrays of xarray have it too, and None unless they are of Dask
+    graph = getattr(kind, "__dask_graph__", None)  # of xarray too: None unless it holds arrays of Dask
     given = f"{name} is a {kind.__module__}.{kind.__qualname__}"
     found = next((one for one in _FETCH if hasattr(kind, one.partition(".")[0])), None)
     fetched = "an array or a data frame in memory" if found is None else f"{name}.{found}()"

@@ -199,12 +199,12 @@ class RowBlocks:
 
         Targets and weights are arrays, or dicts of them if ``target`` and ``sample_weight`` are dicts.
         """
-        table = self._table(i, [*self.feature_names, *_others(self)])
+        table = self._table(i, [*self.feature_names, *_target_columns(self)])
         return table.select(self.feature_names), *self._targets(table, i)
 
     def targets(self, i: int) -> tuple[Any, Any]:
         """Return the targets and the weights of a block, without its features."""
-        return self._targets(self._table(i, _others(self)), i)
+        return self._targets(self._table(i, _target_columns(self)), i)
 
     def reader(self, i: int) -> Callable[[], tuple[Any, Any, Any]]:
         """Return a function that reads a block as :meth:`block` does, in this process or in one that sees the files."""
@@ -240,7 +240,11 @@ class RowBlocks:
 
 
 def is_source(X: Any, y: Any = None) -> bool:
-    """Return True if X names a table or holds one that is not read yet; ``y`` may name its target."""
+    """Return True if a :class:`RowBlocks` can be made of X: it names a table, or holds one that is not read yet.
+
+    ``y`` may name its target. Two other predicates differ: :func:`holds_blocks` is True for a RowBlocks itself, and
+    ``reads_source`` of ``_estimators/streams.py`` for all that ``predict`` and ``score`` read in batches.
+    """
     if isinstance(X, (str, os.PathLike)):
         return True
     named = isinstance(y, str) or (isinstance(y, Mapping) and all(isinstance(one, str) for one in y.values()))
@@ -275,7 +279,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _BlockReader:
-    """Reads one block of a source, whose other files it does not look at."""
+    """Reads one block without opening the other files of the source."""
 
     rows: RowBlocks
     block: _Block
@@ -302,10 +306,10 @@ class _Opened(NamedTuple):
 
 def _opened(rows: RowBlocks) -> _Opened:
     dataset, fragments = _dataset(rows.source)
-    size, others = rows.buffer_rows // LEAST_BLOCKS, _others(rows)
+    size, target_columns = rows.buffer_rows // LEAST_BLOCKS, _target_columns(rows)
     if fragments and _is_parquet(dataset):
         stamps = _stamps(dataset, fragments)  # before their footers are read
-        schema, features = _schema(dataset, fragments, rows.columns, others)
+        schema, features = _schema(dataset, fragments, rows.columns, target_columns)
         groups = _row_groups(fragments)
         if groups and max(one.row_groups[0].num_rows for one in groups) <= size:
             blocks = []
@@ -314,7 +318,7 @@ def _opened(rows: RowBlocks) -> _Opened:
                 read = _reader(one, schema, stamps.get(one.path))
                 blocks.append(_Block(n_rows, f"Row group {number} of {one.path}", read))
             return _Opened(blocks, features, None, _declared(schema))
-    tables = (table for _, table in pieces(dataset, rows.columns, others, size))
+    tables = (table for _, table in pieces(dataset, rows.columns, target_columns, size))
     return _copied(rows, tables)
 
 
@@ -343,16 +347,19 @@ def _is_parquet(dataset: Any) -> bool:
     return isinstance(dataset.format, ds.ParquetFileFormat)
 
 
-def pieces(source: Any, columns: Sequence[str] | None, others: Sequence[str], size: int) -> Generator[tuple[str, Any]]:
+def pieces(
+    source: Any, columns: Sequence[str] | None, target_columns: Sequence[str], size: int
+) -> Generator[tuple[str, Any]]:
     """Yield the rows of a source once and in order: tables of up to ``size`` rows or a few more, and their places.
 
     Parameters
     ----------
     source : RowBlocks, or what it takes as its source, or pyarrow.RecordBatchReader
     columns : sequence of str or None
-        The first columns of each table; None: all except ``others`` and, of a RowBlocks, its targets and weights.
-    others : sequence of str
-        The columns after these: targets and weights.
+        The feature columns, which come first; None: all columns that are neither in ``target_columns`` nor targets or
+        weights of a RowBlocks.
+    target_columns : sequence of str
+        The columns of targets and weights, which come after these.
     size : int
         Rows to read at a time.
 
@@ -367,8 +374,8 @@ def pieces(source: Any, columns: Sequence[str] | None, others: Sequence[str], si
     if isinstance(source, RowBlocks):
         if columns is None or source._opened is not None:  # a copy that is there already
             columns = source.feature_names if columns is None else columns
-            known = [*source.feature_names, *_others(source)]
-            needed = [*_features(known, columns, others), *others]
+            known = [*source.feature_names, *_target_columns(source)]
+            needed = [*_features(known, columns, target_columns), *target_columns]
             yield from ((source.place(i), source._table(i, needed)) for i in range(len(source)))
             return
         source = source.source
@@ -376,8 +383,8 @@ def pieces(source: Any, columns: Sequence[str] | None, others: Sequence[str], si
     if not fragments:
         start, description = 0, _description(source)
         names: list[str] = []
-        for batch in _batches(dataset, size, columns, others):
-            names = names or [*_features(batch.schema.names, columns, others), *others]
+        for batch in _batches(dataset, size, columns, target_columns):
+            names = names or [*_features(batch.schema.names, columns, target_columns), *target_columns]
             end = start + batch.num_rows
             if end > start:
                 table = pa.Table.from_batches([_without_dictionaries(batch.select(names))])
@@ -386,7 +393,7 @@ def pieces(source: Any, columns: Sequence[str] | None, others: Sequence[str], si
         return
 
     stamps = _stamps(dataset, fragments)
-    schema, _ = _schema(dataset, fragments, columns, others)
+    schema, _ = _schema(dataset, fragments, columns, target_columns)
     for fragment in fragments:
         stamp = stamps.get(fragment.path)
         if _is_parquet(dataset):
@@ -545,19 +552,18 @@ def _unchanged(path: str, stamp: tuple[int, int] | None) -> Iterator[None]:
 READ_AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
 
 
-def _batches(source: Any, size: int, columns: Sequence[str] | None, others: Sequence[str]) -> Iterator[Any]:
+def _batches(source: Any, size: int, columns: Sequence[str] | None, target_columns: Sequence[str]) -> Iterator[Any]:
     """Yield the record batches of a source that is no data set of files; callers select columns by name.
 
     All batches have the schema of the first, with which the copy is written; missing values are nulls. ``size`` is the
-    wanted number of rows: batches of another size are divided or joined. A source may yield more columns than
-    ``columns`` and ``others``, but one that computes only those takes less time. Each kind of source is closed in its
-    branch.
+    wanted number of rows: batches of another size are divided or joined. More columns than ``columns`` and
+    ``target_columns`` may come; but a lazy source is asked for these alone, so that it computes no others.
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
 
     if isinstance(source, ds.Dataset):
-        names = [*_features(source.schema.names, columns, others), *others]
+        names = [*_features(source.schema.names, columns, target_columns), *target_columns]
         yield from source.to_batches(columns=names, batch_size=size, **READ_AHEAD)
         return
     if type(source).__name__ == "LazyFrame" and not hasattr(source, "collect_batches"):
@@ -565,7 +571,7 @@ def _batches(source: Any, size: int, columns: Sequence[str] | None, others: Sequ
     if hasattr(source, "collect_batches"):  # a lazy frame of polars
         import polars as pl
 
-        names = [*_features(source.collect_schema().names(), columns, others), *others]
+        names = [*_features(source.collect_schema().names(), columns, target_columns), *target_columns]
         for frame in source.select(names).collect_batches(chunk_size=size, maintain_order=True):
             yield from frame.to_arrow(compat_level=pl.CompatLevel.oldest()).to_batches()
         return
@@ -583,13 +589,13 @@ def _batches(source: Any, size: int, columns: Sequence[str] | None, others: Sequ
 
 
 def _schema(
-    dataset: Any, fragments: list[Any], columns: Sequence[str] | None, others: Sequence[str]
+    dataset: Any, fragments: list[Any], columns: Sequence[str] | None, target_columns: Sequence[str]
 ) -> tuple[Any, list[str]]:
     """Return the schema of the needed columns, and the names of the features."""
     import pyarrow as pa
 
-    features = _features(dataset.schema.names, columns, others)
-    needed = [*features, *others]
+    features = _features(dataset.schema.names, columns, target_columns)
+    needed = [*features, *target_columns]
     folders = set(dataset.schema.names)  # also columns in the names of folders
     types: dict[str, Any] = {}
     for fragment in fragments:
@@ -710,24 +716,24 @@ def _repeated(names: Sequence[str]) -> list[str]:
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
-def _others(rows: RowBlocks) -> list[str]:
+def _target_columns(rows: RowBlocks) -> list[str]:
     return [*names_of(rows.target), *names_of(rows.sample_weight)]
 
 
-def _features(known: Sequence[str], columns: Sequence[str] | None, others: Sequence[str]) -> list[str]:
-    """Return the names of the features, after a check of all names; without ``columns``, all but others and indices."""
-    for name in [*others, *([] if columns is None else columns)]:
+def _features(known: Sequence[str], columns: Sequence[str] | None, target_columns: Sequence[str]) -> list[str]:
+    """Check all names; return those of the features: without ``columns``, all but targets and indices."""
+    for name in [*target_columns, *([] if columns is None else columns)]:
         if name not in known:
             raise ValueError(f"The source has no column {name!r}, got {list(known)}.")
-    needed = known if columns is None else [name for name in known if name in {*others, *columns}]
+    needed = known if columns is None else [name for name in known if name in {*target_columns, *columns}]
     if repeated := _repeated(needed):
         raise ValueError(f"The source has several columns of each of the names {repeated}. Give them different names.")
     if columns is not None:
         return list(columns)
     # pandas writes an index without a name, such as that of filtered rows, as a column of this name: it is no feature.
-    features = [name for name in known if name not in others and not name.startswith("__index_level_")]
+    features = [name for name in known if name not in target_columns and not name.startswith("__index_level_")]
     if not features:
-        raise ValueError(f"The source has no column of features beside {others}.")
+        raise ValueError(f"The source has no column of features beside {target_columns}.")
     return features
 
 
@@ -735,7 +741,7 @@ def _features(known: Sequence[str], columns: Sequence[str] | None, others: Seque
 
 
 def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
-    """Copy tables into blocks of a temporary file, as many as COPIED_BLOCKS for a buffer."""
+    """Copy tables into a temporary file, in blocks so small that a buffer holds COPIED_BLOCKS of them."""
     import pyarrow as pa
 
     size = max(1, rows.buffer_rows // COPIED_BLOCKS)
@@ -751,7 +757,7 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
         for table in tables:
             declared |= _declared(table.schema)
             if writer is None:
-                features = table.column_names[: table.num_columns - len(_others(rows))]
+                features = table.column_names[: table.num_columns - len(_target_columns(rows))]
                 writer = pa.ipc.new_file(path, table.schema)
             waiting.append(table)
             count += table.num_rows

@@ -117,7 +117,7 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
     require_unmasked(y, "y")
     require_present(y)
     with sortable_labels(y, "y"):
-        if not isinstance(classes, list) and (plain := _plain_labels(y)) is not None:
+        if not isinstance(classes, list) and (plain := _quick_classes(y)) is not None:
             return _label_targets(np.ascontiguousarray(y), classes, plain)
         if sp.issparse(y) and y.ndim == 1:  # scikit-learn does not take sparse vectors
             y = y.toarray()
@@ -177,7 +177,7 @@ def soft_targets(y: ArrayLike | SparseLike, classes: Classes, kind: str) -> tupl
     if kind == "probabilities" and (wrong := np.abs(sums - 1) > SUM_TOLERANCE).any():
         raise ValueError(
             f"The probabilities in a row of y must sum to one, but {np.count_nonzero(wrong)} of {len(sums)} rows do "
-            f"not; row {wrong.argmax()} sums to {sums[wrong.argmax()]:.6g}. Divide rows by their sums, or take "
+            f"not; row {np.argmax(wrong)} sums to {sums[np.argmax(wrong)]:.6g}. Divide rows by their sums, or take "
             f"targets='counts', by which a row weighs as much as its sum."
         )
     # A row without observations has an even share of each class, and weight zero.
@@ -195,7 +195,7 @@ def soft_accuracy(targets: Targets, predicted: np.ndarray, weights: np.ndarray |
     return float(np.average(np.take_along_axis(targets.values, places[:, None], axis=1)[:, 0], weights=weights))
 
 
-def _plain_labels(y: object) -> np.ndarray | None:
+def _quick_classes(y: object) -> np.ndarray | None:
     """Return the sorted classes of a plain array of whole numbers that needs no check of scikit-learn, or None.
 
     None also if most rows have a label of their own, of which scikit-learn warns.
@@ -319,9 +319,9 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
 
 # Labels at each position of a row, such as the words of a text or the pixels of an image.
 #
-# The weight of a row is multiplied by the mean weight of its labels, with zero for ignored ones. The mean over rows of
-# the weighted mean over a row's positions is then the weighted mean over all positions, and a row whose labels are all
-# ignored has weight zero.
+# The loss is the weighted mean over all positions. Averaging the positions of each row first, and then the rows, gives
+# the same if the weight of a row is multiplied by the mean weight of its labels, with zero for ignored ones. Then a row
+# whose labels are all ignored has weight zero.
 
 
 def label_array(y: ArrayLike) -> np.ndarray:
@@ -377,9 +377,9 @@ def require_same_places(trained: Targets, held_out: Targets) -> None:
 def validation_accuracy(predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
     """Return the share of correct labels, weighted as in the loss."""
     shares, classes = position_shares(targets), np.asarray(targets.classes)
-    rows = np.ones(len(shares)) if weights is None else weights / np.maximum(shares.mean(axis=1), 1e-300)
+    row_weights = np.ones(len(shares)) if weights is None else weights / np.maximum(shares.mean(axis=1), 1e-300)
     right = classes[targets.values] == predicted.reshape(targets.values.shape).astype(classes.dtype)
-    return float(np.average(right, weights=rows[:, None] * shares))
+    return float(np.average(right, weights=row_weights[:, None] * shares))
 
 
 def accuracy_at_positions(
@@ -389,8 +389,8 @@ def accuracy_at_positions(
     labels = label_array(y)
     if labels.shape != predicted.shape:
         raise ValueError(f"y has shape {labels.shape}, but the predictions have {predicted.shape}.")
-    rows = checked_weights(sample_weight, len(labels)).reshape(-1, *[1] * (labels.ndim - 1))
-    weights = rows * mask_of_labels(labels, ignore_label)
+    row_weights = checked_weights(sample_weight, len(labels)).reshape(-1, *[1] * (labels.ndim - 1))
+    weights = row_weights * mask_of_labels(labels, ignore_label)
     if not weights.sum() > 0:
         raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r} or in rows of weight zero.")
     return float(np.average(labels == predicted, weights=weights))

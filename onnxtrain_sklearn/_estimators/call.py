@@ -50,9 +50,11 @@ class Call:
     validation_fraction : float or None
         Fraction of the rows to hold out; None: the estimator's ``validation_fraction``.
     source : object or None
-        The table to read in blocks: ``X`` itself, or opened from it; ``y`` and ``sample_weight`` then name columns.
+        The table to read in blocks, if ``X`` is one: ``X`` itself, or what was opened from its path. Then ``y`` and
+        ``sample_weight`` name columns.
     stream : Stream or None
-        The blocks to train on, if X, y and sample_weight are a sample of them.
+        The blocks of the table to train on, if the buffer does not hold all rows; X, y and sample_weight are then a
+        sample of them.
     resources : ExitStack
         Closes the table, and the thread that reads it, at the end of the call.
     """
@@ -140,8 +142,9 @@ class FitContext:
         The settings of fine-tuning; None in plain training.
     fitted : FittedModel or None
         The fitted scikit-learn model that is trained; None without one, or if it gets a new head.
-    transformers_of : FittedModel or None
-        The fitted model whose transformers fine-tuning leaves frozen: ``fitted``, or the model that gets a new head.
+    transforming_model : FittedModel or None
+        The fitted model that the transformers of the graph come from, which fine-tuning leaves frozen: ``fitted``, or
+        the model that gets a new head.
     head_names : tuple of str
         The names of the weights of a new head; empty without one.
     target_scale : TargetScale or None
@@ -156,7 +159,7 @@ class FitContext:
     split: Split
     tuner: FineTuner | None
     fitted: FittedModel | None
-    transformers_of: FittedModel | None
+    transforming_model: FittedModel | None
     head_names: tuple[str, ...]
     target_scale: TargetScale | None
 

@@ -102,8 +102,8 @@ def batches_for(
     """
     examples = scaled(examples, state.decoding.target_scale)
     columns, weights, n_rows = trained_columns(state, examples), examples.weights, len(rows)
-    fits = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
-    rows, weights = distinct_rows(columns, rows, weights) if fits else weighted_rows(rows, weights)
+    merges = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
+    rows, weights = distinct_rows(columns, rows, weights) if merges else weighted_rows(rows, weights)
     return ArrayBatches(
         columns, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last
     )
@@ -169,7 +169,7 @@ def _allows_missing(estimator: Any, fitted: FittedModel | None) -> bool:
     return fitted.allows_missing if isinstance(fitted, FittedFile) else allowed
 
 
-def require_numbers(estimator: Parameters, state: FittedState, columns: Mapping[str, InputData]) -> None:
+def require_no_nan(estimator: Parameters, state: FittedState, columns: Mapping[str, InputData]) -> None:
     """Raise if the graph predicts NaN for a row with a missing value.
 
     In this case a step of the pipeline accepts missing values, and a later one does not.

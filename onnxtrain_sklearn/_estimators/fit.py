@@ -50,8 +50,8 @@ from .graph_plan import GraphPlan, graph_plan
 from .outputs import DecodedGraph, choose_decoding, ignoring
 from .parameters import set_callbacks_of
 from .scoring import (
+    DefaultScore,
     Measures,
-    OwnScore,
     ScoredRows,
     loss_of_outputs,
     loss_of_rows,
@@ -131,7 +131,7 @@ class Preparation(NamedTuple):
     validation : function
         Returns the rows to score, and the function that scores them.
     exported : function
-        Returns the losses and decodings of several outputs, for training graphs.
+        Returns the losses and decodings of several outputs, for ``export_training``; a fit does not call it.
     stream : function
         Returns the class of the facts on a table that is trained in blocks, with its task.
     """
@@ -203,7 +203,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         split,
         tuner,
         fitted=plan.fitted,
-        transformers_of=plan.transformers_of,
+        transforming_model=plan.transforming_model,
         head_names=plan.head_names,
         target_scale=plan.target_scale,
     )
@@ -277,7 +277,7 @@ def trainer_for(
     if tuner is not None:
         trainer = tuning_trainer(context, state, settings, examples, rows, old_rows, batches, validate)
     else:
-        # Calls of partial_fit may bring more or fewer rows: they reuse a step of at least ``smallest`` rows.
+        # Calls of partial_fit may bring more or fewer rows: any step with ``smallest`` to ``largest`` rows serves.
         smallest, largest = (size, limit) if call.one_epoch else (batches.size, batches.size)
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
@@ -295,7 +295,7 @@ def trainer_for(
 
     # Observers: early stopping and the choice of fine-tuning may watch the validation loss, callbacks anything.
     if scored is not None and watches_loss(context, state, settings):
-        shared = validate.predictor if isinstance(validate, OwnScore) else None
+        shared = validate.predictor if isinstance(validate, DefaultScore) else None
         predictor = shared or state.live_predictor(scored.live, with_scores=True)
         measure = loss_of_outputs if state.decoding.parts else loss_of_rows
         trainer.validation_loss = measure(state, settings, scored, predictor)
@@ -334,8 +334,8 @@ def step_for(
     """Return the step of a state; make a new one only if the existing one does not fit.
 
     The last step is reused if its settings are equal and its minibatch has ``smallest`` to ``largest`` rows; a
-    larger step would run mostly padding. A new step keeps the minibatch size of the last call within these limits,
-    because this size determines rounding and dropout masks; after unpickling there is only this number, and no step.
+    larger step would run mostly padding. A new step takes the minibatch size of the last call if that is within these
+    limits, because rounding and dropout masks depend on it: an unpickled state knows this size, but has no step.
     Inputs named in ``sparse`` come sparse; steps on a device take dense rows. The engine "auto" chooses by the number
     of planned ``passes``; a later call keeps the engine.
 

@@ -123,8 +123,8 @@ class GraphPlan:
         The graph; with a new head, the part of the graph upstream of it. None if a builder builds the graph.
     fitted : FittedModel or None
         The fitted scikit-learn model that is trained; None without one, or if it gets a new head.
-    transformers_of : FittedModel or None
-        The fitted model whose transformers the graph holds: ``fitted``, or the model that gets a new head.
+    transforming_model : FittedModel or None
+        The fitted model that the transformers of the graph come from: ``fitted``, or the model that gets a new head.
     head_names : tuple of str
         The names of the weights of a new head; empty without one.
     target_scale : TargetScale or None
@@ -134,7 +134,7 @@ class GraphPlan:
     def __init__(
         self, known: TrainableModel | None, fitted: FittedModel | None = None, scale: TargetScale | None = None
     ) -> None:
-        self.known, self.fitted, self.transformers_of = known, fitted, fitted
+        self.known, self.fitted, self.transforming_model = known, fitted, fitted
         self.head_names: tuple[str, ...] = ()
         self.target_scale = scale
 
@@ -197,7 +197,7 @@ class GraphWithNewHead(GraphPlan):
         final = next(v for v in graph.model.graph.outputs if v.name == graph.scores)
         body, features = graph_of_features(graph.model, output, final)
         super().__init__(trainable_model(body, features))
-        self.transformers_of = fitted
+        self.transforming_model = fitted
 
     def complete(
         self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
@@ -210,7 +210,7 @@ class GraphWithNewHead(GraphPlan):
         require_independent_features(body.model, body.output, body.parameters)
         width = as_columns(found, body.output).shape[1]
         whole, self.head_names = with_head(body.model, body.output, width, examples.targets.n_scores, self._types)
-        return replace(trainable_model(whole, foreign=self.transformers_of is None), layout=self._layout), examples
+        return replace(trainable_model(whole, foreign=self.transforming_model is None), layout=self._layout), examples
 
 
 NEEDS_ROWS = {"X", "y", "sample_weight"}

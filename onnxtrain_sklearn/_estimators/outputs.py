@@ -22,7 +22,7 @@ from .._data.class_weight import (
     weighted_positions,
     weighted_shares,
     weights_of_classes,
-    weights_of_counted,
+    weights_of_masked,
 )
 from .._data.held_out import accuracy, r2_of_rows
 from .._data.targets import (
@@ -238,7 +238,7 @@ def weighted_targets(
         expected = "indicators of several labels a row" if decoding.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
     if targets.label_mask is not None:
-        return targets, weights_of_counted(targets, sample_weight, output_task.class_weight)
+        return targets, weights_of_masked(targets, sample_weight, output_task.class_weight)
     return targets, row_weights(sample_weight, targets, output_task.class_weight)
 
 
@@ -278,7 +278,7 @@ def require_known_labels(output_task: OutputTask, y: ArrayLike, classes: Classes
     require_labels(y, classes, classifies=output_task.classifies, at_positions=at_positions)
 
 
-def balanced_weights(
+def balanced_class_weights(
     output_task: OutputTask, sample_weight: ArrayLike | None, targets: Targets
 ) -> tuple[float, ...] | None:
     """Return the weight of each class that ``class_weight="balanced"`` computes from the targets.
@@ -508,7 +508,7 @@ def decoding_for(
     graph: TrainableModel, loss: Loss, targets: Targets, n_scores: int, positions: Positions | None
 ) -> tuple[TrainableModel, Decoding]:
     """Return the model, with ``scores`` before or after its final activation as the loss requires, and the decoding."""
-    of_pairs = graph.link == "votes"
+    of_pairs = graph.link == "votes"  # one-vs-one: a score for each pair of classes
     task = _trained_task(targets, n_classes_of(n_scores) if of_pairs and n_scores > 1 else n_scores)
     task_of_label: Task = "multiclass" if task == "multioutput" else task
     if task_of_label not in loss.tasks:

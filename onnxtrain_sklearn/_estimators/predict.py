@@ -18,7 +18,7 @@ from .._data.targets import accuracy_at_positions
 from .._inference.graph import Decoding
 from .._model.links import Link
 from .._utils.typing import MatrixLike
-from .examples import graph_inputs, require_numbers
+from .examples import graph_inputs, require_no_nan
 
 
 def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) -> np.ndarray:
@@ -29,7 +29,7 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
     check_is_fitted(estimator)
     state = estimator._state
     columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
-    require_numbers(estimator, state, columns)
+    require_no_nan(estimator, state, columns)
     result: np.ndarray = state.predictor(columns, with_scores=with_scores).run(columns, output=output)
     return result
 

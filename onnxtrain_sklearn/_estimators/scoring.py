@@ -383,7 +383,7 @@ def validation(
     if estimator.scoring is not None and not is_accuracy:
         return scored, score_by(estimator, estimator.scoring, state, scored)
     with_scores = watches_loss(context, state, settings)
-    return scored, OwnScore(estimator._output_task().score, state, scored, with_scores=with_scores)
+    return scored, DefaultScore(estimator._output_task().score, state, scored, with_scores=with_scores)
 
 
 def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
@@ -404,7 +404,7 @@ def rows_to_score(
     return ScoredRows(given, targets, weights, live, rows)
 
 
-class OwnScore:
+class DefaultScore:
     """The default score of the current parameters on validation data: accuracy or R².
 
     Attributes

@@ -46,10 +46,10 @@ from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
 from .call import Examples, FitContext
-from .examples import graph_inputs, predictions_on, require_numbers, scaled_values
+from .examples import graph_inputs, predictions_on, require_no_nan, scaled_values
 from .finetuning import tuned_names
 from .fitted_state import FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
-from .outputs import DecodedGraph, OutputTask, balanced_weights
+from .outputs import DecodedGraph, OutputTask, balanced_class_weights
 
 
 def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples) -> tuple[FittedState, StepSettings]:
@@ -63,7 +63,7 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
     settings, trainable = config.with_graph(chosen.settings, graph), config.trainable
     if tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # it only needs gradients, so the step has no update graph
-        trainable = tuned_names(estimator, tuner, graph, context.transformers_of, context.head_names)
+        trainable = tuned_names(estimator, tuner, graph, context.transforming_model, context.head_names)
     if isinstance(settings.loss, Loss):
         context.require_same_units(settings.loss)
     decoding = replace(chosen.decoding, target_scale=context.target_scale)
@@ -159,7 +159,7 @@ def check_state(
     Return the scores of a given graph for some rows, for :func:`compare_training`; empty for other models.
     """
     output_task: OutputTask = context.estimator._output_task()
-    state.balanced = balanced_weights(output_task, context.call.sample_weight, examples.targets)
+    state.balanced = balanced_class_weights(output_task, context.call.sample_weight, examples.targets)
     if state.balanced is not None and context.call.stream is not None:
         by_label = context.call.stream.class_weight("balanced")
         state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())
@@ -178,7 +178,7 @@ def check_state(
         _require_equal_predictions(context, state, model, fitted)
 
     # Raise or warn for values that the model cannot take, or that its type rounds.
-    require_numbers(context.estimator, state, columns)
+    require_no_nan(context.estimator, state, columns)
     if examples.targets.task == "regression":
         warn_of_rounding(context.call.y, state.trained_form.dtype, "y")
         if context.target_scale is not None:
@@ -261,6 +261,7 @@ def compare_training(
         file, training = state.fitted.compared, FileComparison("it is that of a fitted model")
     elif known:
         reference = min(known, key=lambda one: len(one.rows))
+        # the least complete comparison: max prefers one with a reason why it was not made, or with parts left out
         file = max(one.file for one in known if one.file is not None)
         program = cast("HostStep", trainer.step).program if trainer.step.in_host_memory else None
         found = None if program is None else _compared_programs.get(program)

@@ -101,7 +101,7 @@ class Stream:
 
     def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
         """Return a mask of the rows that affect training, because their weights are above zero."""
-        return counted_rows(self.output_task, y, sample_weight)
+        return mask_of_rows(self.output_task, y, sample_weight)
 
     def add(self, i: int, y: Any, sample_weight: Any, known: Any, *, trains: bool) -> None:
         """Add the targets of block ``i`` to the statistics; ``known`` are the classes, if they are known beforehand."""
@@ -132,8 +132,9 @@ class Stream:
         known = [one.labels for one in self.labels]
         if len(known) == 1:
             return known[0]
-        indicators = all(np.isin(own, (0, 1)).all() for own in known if own.dtype.kind in "iufb")
-        return known if known and not (indicators and all(own.dtype.kind in "iufb" for own in known)) else None
+        are_numbers = all(own.dtype.kind in "iufb" for own in known)
+        are_indicators = are_numbers and all(np.isin(own, (0, 1)).all() for own in known)
+        return None if are_indicators else known
 
     @property
     def range(self) -> np.ndarray:
@@ -472,7 +473,7 @@ def add_targets(
         labels_by_block.append(LabelCounts().update(columns[rows, 0]))
 
 
-def counted_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+def mask_of_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     """Return a mask of the rows whose weight, multiplied by the weight of their class, is above zero."""
     counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
     if not output_task.classifies:
@@ -825,6 +826,7 @@ class SumOfAccuracies:
         weight = float((checked_weights(weights, len(y)) * counted).sum())
         if weight:  # scikit-learn refuses to score zero rows
             share = weight * score()
+            # without weights it is a number of labels, which the product may miss by rounding
             self._right += share if weights is not None else round(share)
             self._total += weight
 
@@ -952,14 +954,14 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: Any, *, scored: bool) -
         return
     known = getattr(estimator, "feature_names_in_", None)
     names = None if known is None else known.tolist()
-    others = [*names_of(y), *names_of(sample_weight)]
-    if both := [name for name in others if name in (names or ())]:
+    target_columns = [*names_of(y), *names_of(sample_weight)]
+    if both := [name for name in target_columns if name in (names or ())]:
         raise ValueError(f"Column {both[0]!r} is a feature of the estimator, and so neither target nor weight.")
     size = min(BATCH_ROWS, BATCH_NUMBERS // max(1, len(names or ())))
-    with closing(pieces(X, names, others, size)) as tables:
+    with closing(pieces(X, names, target_columns, size)) as tables:
         for place, found in tables:
             table = readable(found, place)
-            features = table.select(table.column_names[: table.num_columns - len(others)])
+            features = table.select(table.column_names[: table.num_columns - len(target_columns)])
             targets, weights = targets_in(table, y, sample_weight, place) if scored else (None, None)
             yield SourceRows(table.num_rows, features, targets, weights, [(place, table.num_rows)])
 

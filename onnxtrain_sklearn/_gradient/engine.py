@@ -149,8 +149,8 @@ def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> S
     """Return the engines to try in turn; ``nodes`` are the nodes on the path.
 
     With "auto", onnxruntime-training comes first unless the portable engine is clearly faster. The former is left out
-    for float64, for which it lacks most gradient kernels, and for graphs in which a Where hides an infinite derivative:
-    its gradient is NaN there.
+    for float64, for which it lacks most gradient kernels, and for graphs in which a Where selects away an infinite
+    derivative: its gradient is NaN there.
     """
     if checked_engine(engine) != "auto":
         return [engine]

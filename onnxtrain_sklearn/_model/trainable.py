@@ -208,8 +208,8 @@ class TrainableModel:
 
         def is_frozen(node: ir.Node) -> bool:
             own = {x.name for x in node.inputs[1:3] if x is not None}.intersection(self.parameters)
-            before = own or reaching(node.outputs[0]).intersection(self.parameters)
-            return (before or set(self.parameters)).isdisjoint(trained)
+            relevant = own or reaching(node.outputs[0]).intersection(self.parameters) or set(self.parameters)
+            return relevant.isdisjoint(trained)
 
         if not any(normalizes_by_batch(node) and is_frozen(node) for node in template_of(self.model).graph):
             return self
@@ -325,7 +325,8 @@ def trainable_model(
     for final in finals:
         name, activation = final.name or "", None if pairs is not None else activation_of(final)
         if activation is not None and foreign:
-            # with weights between them, training changes them: the output is no longer this activation of the scores
+            # if weights lie between scores and output, training changes them, and the output stops being this
+            # activation of the scores
             weights = _foreign_parameters(graph, final)
             activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
         if pairs is not None:

@@ -39,7 +39,7 @@ from .._estimators.outputs import (
     DecodedGraph,
     DecodedOutput,
     OutputTask,
-    balanced_weights,
+    balanced_class_weights,
     choose_output,
     known_classes,
     require_known_labels,
@@ -512,7 +512,7 @@ def balanced_outputs(output_tasks: Tasks, call: Call, examples: Examples) -> tup
     assert isinstance(examples.targets, SeveralTargets)
     weights = weights_by_output(call.sample_weight, output_tasks)
     each = zip(output_tasks.items(), examples.targets.parts, strict=True)
-    return tuple(balanced_weights(output_task, weights[name], part) for (name, output_task), part in each)
+    return tuple(balanced_class_weights(output_task, weights[name], part) for (name, output_task), part in each)
 
 
 # What training graphs need to know of several outputs: the loss of each, and the weights of its labels.

@@ -21,7 +21,7 @@ from .._estimators.streams import (
     Stream,
     add_targets,
     block_parts,
-    counted_rows,
+    mask_of_rows,
     named_block,
     taken_part,
     targets_of,
@@ -74,7 +74,7 @@ class OutputsStream(Stream):
                 weights = np.array(checked_weights(given[name], n_rows), np.float64)
                 rows = np.flatnonzero(weights)  # the targets of other rows are not read
                 if len(rows):
-                    weights[rows] *= counted_rows(task, rows_of(targets[name], rows), weights[rows])
+                    weights[rows] *= mask_of_rows(task, rows_of(targets[name], rows), weights[rows])
                 found[name] = weights
         return targets, found
 

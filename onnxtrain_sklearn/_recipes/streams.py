@@ -28,8 +28,8 @@ from .._data.targets import Targets, checked_weights
 from .._estimators.streams import (
     block_parts,
     bytes_of_blocks,
-    counted_rows,
     joined_parts,
+    mask_of_rows,
     mean_place,
     named_block,
     sample_of_blocks,
@@ -262,7 +262,7 @@ class BlockExamples:
         if not len(member.held):
             return blocks, None, {}
         held = PreparedBlocks(self, member.preprocessing, member.held, place)
-        counted = partial(counted_rows, member.network._output_task())
+        counted = partial(mask_of_rows, member.network._output_task())
         parts = joined_parts(sample_of_blocks(held, counted, range(len(held)), held.sizes, self.buffer_rows))
         return blocks, None, dict(zip(("X_val", "y_val", "sample_weight_val"), parts, strict=True))
 

@@ -170,7 +170,7 @@ class DeviceStep(OneProcess):
             if self._total is not None and (first, last) in self._total:
                 self._total[first, last].run(**{SHARE: shares.part(i, ())})
             if last:
-                self.optimizer_state.t += 1  # before the update: after an error the vectors count as changed
+                self.optimizer_state.t += 1  # first, so that a rollback after an error takes the vectors as changed
                 self._update.run({name: array.part(step, ()) for name, array in scalars.items()})
                 self.optimizer_state.averaged += self.settings.ema_decay is not None
         means = groups.means(losses.read().astype(np.float64)) + scalars[PENALTY].read()

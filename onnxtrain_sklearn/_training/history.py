@@ -147,7 +147,8 @@ class History:
     warned_of_end : bool
         True once a warning has said that the schedule has ended.
     last_finite : ndarray or None
-        The parameters that gave the first finite loss of the latest epoch that had one, for a rollback; not pickled.
+        The parameters that gave the first loss of the latest epoch in which that loss was finite, for a rollback; not
+        pickled.
     best : ndarray or None
         The parameters of the epoch with the best validation score, if there are such scores; not pickled.
     fine_tuning : dict of str to ndarray, or None

@@ -29,9 +29,9 @@ from .step import TrainingStep
 class KeptWeights:
     """Copies of weights that a training run may restore.
 
-    Once an epoch, the weights of its first finite loss are kept in ``history.last_finite``; L-BFGS and fine-tuning
-    renew them after each iteration. With validation scores, :meth:`.History.add_epoch` keeps the best ones
-    in ``history.best``; with early stopping, training returns to them.
+    Once an epoch, the weights that gave its first loss are kept in ``history.last_finite`` if that loss is finite.
+    L-BFGS and fine-tuning keep the current ones after each iteration. With validation scores,
+    :meth:`.History.add_epoch` keeps the best ones in ``history.best``; with early stopping, training returns to them.
     """
 
     def __init__(self, step: TrainingStep, history: History) -> None:
@@ -62,7 +62,7 @@ class KeptWeights:
         self._first = self._parameters.buffer.copy()
 
     def keep_first(self) -> None:
-        """Keep the weights that gave the first finite loss of the epoch.
+        """Keep the weights that gave the first loss of the epoch, which is finite.
 
         On the host they are not updated yet; on a device they are those that :meth:`copy_first` copied.
         """
@@ -108,5 +108,5 @@ class KeptWeights:
     def _restore_first(self) -> None:
         if self._first is not None:
             self._parameters.buffer[...] = self._first
-        elif self._statistics is not None:
+        elif self._statistics is not None:  # on the host, only these change before the first loss is known
             self._moving[...] = self._statistics

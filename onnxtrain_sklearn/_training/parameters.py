@@ -232,9 +232,9 @@ def matches(name: str, pattern: str) -> bool:
 # Segments: slices of the flat vector that are updated separately. Slots: the arrays of the optimizer's state.
 #
 # An elementwise optimizer updates runs of neighboring parameters of equal factors (of the learning rate, of the weight
-# decay): scalars for each run work with any optimizer and with fused kernels, and are faster than a product with a
-# vector of factors. Its state is vectors like that of the parameters. Any other optimizer, and one that leaves
-# parameters to another, updates each parameter by itself, and its state has arrays of each parameter.
+# decay): one set of scalars for each such segment works with any optimizer and with fused kernels, and is faster than a
+# product with a vector of factors. Its state is vectors like that of the parameters. Any other optimizer, and one that
+# leaves parameters to another, updates each parameter by itself, and its state has arrays of each parameter.
 
 
 class Factors(NamedTuple):

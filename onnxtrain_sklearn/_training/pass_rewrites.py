@@ -22,9 +22,9 @@ from .loss_graph import LOSS, TARGET, WEIGHT, one_hot_table
 # Products: the gradient of a weight is a product with a transposed left operand.
 #
 # onnxruntime transposes it a few rows at a time, and once more for each block of columns of the right operand. If there
-# are few columns, it takes less time to transpose them and the result; if there are many, to transpose the left operand
-# once. The Reshapes around the latter are needed: onnxruntime's fusions would undo a Transpose before or behind a Gemm,
-# and one of a matrix before a MatMul. ``python benchmarks/products.py`` measures the bounds.
+# are few columns, it is faster to transpose these columns, and then the result; if there are many, to transpose the
+# left operand once, beforehand. The Reshapes around the latter are needed: onnxruntime's fusions would undo a Transpose
+# before or behind a Gemm, and one of a matrix before a MatMul. ``python benchmarks/products.py`` measures the bounds.
 
 LEAST_NARROW, MOST_COLUMNS = 4096, 12
 """Elements of the left operand from which on, and columns up to which, the right operand is transposed."""

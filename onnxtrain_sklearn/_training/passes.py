@@ -366,14 +366,14 @@ class RowSparseGradient:
         """True if so many rows occur that the whole matrix is updated."""
         return self.most_indices is not None and sum(map(len, self._occurring)) > self.most_indices
 
-    def occurring_rows(self, repeated: int) -> np.ndarray:
+    def occurring_rows(self, most_with_duplicates: int) -> np.ndarray:
         """Return the rows that occurred since :meth:`begin`, without the padding row.
 
-        If there are at most ``repeated`` indices, duplicates are kept.
+        If there are at most ``most_with_duplicates`` indices, duplicates are kept.
         """
         found = self._occurring
         places = found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.intp), *found])
-        if len(places) <= repeated:
+        if len(places) <= most_with_duplicates:
             return places
         numbers = np.arange(len(places), dtype=np.int32)
         self._last[places] = numbers  # a third of the time of sorting them or of checking all rows

@@ -95,7 +95,8 @@ class PassProgram:
     weight_columns : int
         Columns of the matrix of normalized weights that the graph reads; 0 if it reads none.
     weights_at_labels : bool
-        Whether the graph reads a matrix with each row's negative normalized weight at its label, not the labels.
+        Whether the graph reads, instead of the labels, a matrix: each row has minus its normalized weight in the column
+        of its label, and zeros.
     code : GraphCode or None
         The graph as a function, which runs in place of a session; ``graph`` is empty then.
     """

@@ -68,11 +68,13 @@ def where_rows_meet(graph: TrainableModel, settings: StepSettings) -> str | None
     for one in losses:
         name, more = type(one.loss).__name__, ""
         if one.positions is not None:
-            more = "labels at positions: positions of different rows, and those without a label, would meet"
+            more = "labels at positions: it would compare positions of different rows, and those without a label"
         elif graph.members is not None:
-            more = f"the {graph.members} members of a network: the rows of different members would meet"
+            more = f"the {graph.members} members of a network: it would compare the rows of different members"
         if more:
-            raise ModelError(f"Rows meet in the loss {name}, which is not for {more}. Take a loss of single rows.")
+            raise ModelError(
+                f"Rows meet in the loss {name}, so it cannot be used with {more}. Take a loss of single rows."
+            )
     found = where_rows_meet_in_graph(graph, settings.session_options)
     return found or (f"The loss {type(losses[0].loss).__name__}" if losses else None)
 
@@ -111,7 +113,7 @@ def _each_output(settings: StepSettings) -> dict[str, StepSettings]:
 
 
 class Meeting(NamedTuple):
-    """Node where rows meet; if not ``seen``, where they may: the graph does not run on the numbers of a trial."""
+    """A node where rows meet (``seen``), or may meet: no trial could tell, as the graph does not run on its numbers."""
 
     node: str
     seen: bool
@@ -213,7 +215,7 @@ def _numbers(rng: np.random.RandomState, value: ir.Value, trial: int, rows: int 
 
 
 def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[int, int], Numbers]) -> bool | None:
-    """Return whether results of rows depend on other rows; None if no result is finite, so that nothing was seen.
+    """Return True if results of rows depend on other rows, or on their number; None if no result is finite.
 
     Parameters
     ----------

@@ -6,8 +6,8 @@ code or sessions. Pass and update are separate graphs because an update inside t
 weights that the backward pass still needs.
 
 Vectors and buffers are bound before the first step, so that no step allocates parameters, gradients or optimizer state.
-Sparse data, row gradients, padding and row weights do take arrays of their own in a step, and running statistics are
-copied. Devices have their own step, :mod:`.device_step`.
+Exceptions: sparse data, gradients of rows, padding and row weights allocate arrays in each step, and running statistics
+are copied. Devices have their own step, :mod:`.device_step`.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ class Situation:
 
 StepKindRule: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
 
-# The first choice whose condition holds decides. The order saves time: first what needs no graph
-# of a session, then the graph is differentiated, which tells whether compiling pays; the compiler is loaded last, which
-# takes a tenth of a second.
+# The first row whose condition holds decides. The order saves time. First come the conditions that need no graph;
+# ``is_too_short`` differentiates the graph, which tells whether compiling pays; ``auto_compiles``, at last, loads the
+# compiler, which takes a tenth of a second.
 STEP_KINDS: Sequence[StepKindRule] = (
     (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
     (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),
@@ -150,7 +150,7 @@ LOADING, COMPILING, COMPILING_NODE = 0.1, 0.05, 7e-4
 
 
 MARGIN = 3.0
-"""How many times these seconds a fit is to save, as it may end before its last epoch."""
+"""A fit must be expected to save this multiple of the seconds above, because it may end early."""
 
 
 LIKELY_EPOCHS = 200

@@ -96,7 +96,8 @@ class TotalLoss:
     ----------
     outputs : tuple of OutputLoss
     has_factors : bool
-        Whether a column for each output follows the targets: the factor by which it multiplies the weight of the row.
+        Whether the targets end with a column for each output: the factor by which that output multiplies the weight of
+        a row.
     """
 
     outputs: tuple[OutputLoss, ...]
@@ -246,7 +247,7 @@ class StepParts:
         has: dict[Stage, object] = {
             "penalty": settings.alpha and self.parameters.penalized.stop,
             "clipping": settings.max_grad_norm is not None,
-            "update": isinstance(settings.optimizer, Optimizer),  # L-BFGS, without options, updates by itself
+            "update": isinstance(settings.optimizer, Optimizer),  # L-BFGS updates by itself
             "average": settings.ema_decay is not None,
         }
         return tuple(stage for stage in STAGES if has[stage])

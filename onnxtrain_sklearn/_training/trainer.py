@@ -61,10 +61,10 @@ class Watcher(Protocol):
         """Begin an epoch."""
 
     def end_epoch(self) -> bool:
-        """Handle the epoch just recorded; return True to end training."""
+        """Call the callbacks after an epoch; return True if one of them ends training."""
 
     def conclude_epoch(self, *, ended: bool) -> None:
-        """Handle the final outcome of an epoch; ``ended`` is True if training stops after it."""
+        """Tell the callbacks, after the stopping rules have decided too, whether training ended with this epoch."""
 
     def end(self) -> None:
         """Handle the end of training, with its final weights."""
@@ -177,8 +177,8 @@ class Trainer:
         """
         settings, history, progress = self._settings, self.history, self.history.progress
         steps = self.most_steps()
-        # The bests to beat. Early stopping in a call that continues measures those of its initial weights on its data;
-        # it watches the validation loss if there is one, else the score.
+        # The bests to beat. With early stopping, a call that continues measures anew, on its own data, the weights that
+        # it starts from. The validation loss is watched if there is one, else the score.
         score = watched = history.best_score
         if settings.early_stopping and self._validate is not None and progress.epoch:
             score = self._validate()

@@ -1,9 +1,9 @@
 """Run an update graph with NumPy, or as a loop that llvmlite compiles, to the same bits.
 
 An update graph of elementwise operators over vectors reads and writes memory more than it computes. NumPy writes each
-result into memory that is in the cache already, where onnxruntime takes a new temporary for each node: AdamW takes
-three quarters of the time. For short vectors the larger gain is that no session runs. The graph
-stays the one definition of the update; it is interpreted here.
+result into memory that is in the cache already, where onnxruntime allocates a temporary for each node: AdamW takes
+three quarters of the time of onnxruntime. For short vectors the larger gain is that no session runs. The graph stays
+the one definition of the update; it is interpreted here.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ class UpdateTuning:
     Attributes
     ----------
     least_elements : int
-        Elements above which NumPy updates a vector: a call of NumPy 1.26 takes twice as long as one of NumPy 2.
+        Longer vectors are updated by NumPy, others by a session: a call of NumPy 1.26 takes twice as long as one of
+        NumPy 2.
     block : int
         Elements of a block of NumPy, whose vectors and temporaries are still in the cache when they are read again.
     piece : int
-        Elements that a session updates at a time of vectors longer than two of these. Temporaries then fit the cache:
+        Elements of a piece: a session updates a vector longer than two pieces piece by piece. Temporaries then fit the
+        cache:
         AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise).
     loading, compiling : float
         Seconds that it takes to load the compiler, and to compile a loop.

@@ -77,7 +77,10 @@ class UpdateProgram:
 def update_program(
     optimizer: Optimizer, parameter: Parameter, kind: ir.DataType, *, fused: bool, scheduled: bool
 ) -> UpdateProgram:
-    """Return the update of ``optimizer``; its scalars are those of the object itself, never of an equal one."""
+    """Return the update of ``optimizer``.
+
+    The graph may be the cached one of an equal optimizer; the scalars always come from this object.
+    """
 
     def made() -> tuple[bytes, float, Formula | None]:
         found = update_graph(optimizer, kind, parameter=parameter, fused=fused, scheduled=scheduled)
@@ -249,7 +252,10 @@ class ScalarGroup:
 
 
 class HostUpdates:
-    """The update of all parameters and slots. It is compiled as soon as that pays, which changes no bit.
+    """The update of all parameters and slots.
+
+    NumPy or a session runs it, whichever is faster for the length of a segment (:data:`~.update_executors.TUNING`). In
+    place of NumPy, a compiled loop runs as soon as that pays (:data:`~.update_executors.SAVINGS`), with equal bits.
 
     Parameters
     ----------
@@ -286,7 +292,7 @@ class HostUpdates:
         self._saved = sum(saved_by_compiling(one) for group in self.groups for one in group.updates)
 
     def prepare(self, steps: int) -> None:
-        """Add the steps that follow to those of this process; compile once the time saved exceeds that of compiling."""
+        """Count the coming steps; compile once this would have saved more time in this process than it takes."""
         if self._saved:
             SAVINGS.add(steps * self._saved)
             if SAVINGS.suffice:
@@ -305,8 +311,8 @@ class HostUpdates:
         vector, gradient, groups = self._parameters.vector, self._parameters.gradient, dict[object, ScalarGroup]()
         for segment in self._segments:
             if segment.scalars_key not in groups:
-                examples = segment.scalars(Rates(0.001), 1)
-                kinds = {n: np.int64 if isinstance(x, int) else vector.dtype for n, x in examples.items()}
+                names_and_types = segment.scalars(Rates(0.001), 1)  # at any rate
+                kinds = {n: np.int64 if isinstance(x, int) else vector.dtype for n, x in names_and_types.items()}
                 scalars = {name: np.zeros((), kind) for name, kind in kinds.items()}
                 groups[segment.scalars_key] = ScalarGroup(segment.scalars, scalars, [])
             group = groups[segment.scalars_key]
@@ -407,7 +413,7 @@ class RowUpdate:
                 update.run()
             return
         # Within one block a repeated row does no harm: its copies are updated alike.
-        rows, step = self._gradient.occurring_rows(repeated=self._size), -(-self._size // BLOCK_SIZES)
+        rows, step = self._gradient.occurring_rows(most_with_duplicates=self._size), -(-self._size // BLOCK_SIZES)
         for start in range(0, len(rows), self._size):
             part = rows[start : start + self._size]
             count = min(self._size, -(-len(part) // step) * step)

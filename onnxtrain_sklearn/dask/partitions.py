@@ -28,8 +28,8 @@ from .._estimators.streams import (
     GraphBlocks,
     Stream,
     add_targets,
-    counted_rows,
     joined_parts,
+    mask_of_rows,
     mean_place,
     taken_rows,
 )
@@ -239,7 +239,7 @@ def _facts(part: Part, output_task: OutputTask, classes: Classes, with_content: 
         return Facts(0, content=content)
     known, own = Stream(None, [], 0, 0, np.random.RandomState(0)), list[LabelCounts]()
     try:
-        counted = int(np.count_nonzero(counted_rows(output_task, y, weights)))
+        counted = int(np.count_nonzero(mask_of_rows(output_task, y, weights)))
         add_targets(known, output_task, y, weights, classes, own, trains=counted > 0)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{place}: {error}") from error
@@ -254,7 +254,7 @@ def _sampled(part: Part, output_task: OutputTask, stride: int) -> Part:
     if not stride:
         return part
     X, y, weights = part
-    rows = np.flatnonzero(counted_rows(output_task, y, weights))[::stride]
+    rows = np.flatnonzero(mask_of_rows(output_task, y, weights))[::stride]
     return taken_rows(X, rows), y[rows], None if weights is None else weights[rows]
 
 

@@ -270,13 +270,13 @@ def test_rows_without_a_label_of_an_output_do_not_meet_those_with_one(tmp_path):
 
 
 def test_members_and_positions_do_not_meet():
-    with pytest.raises(ModelError, match=r"PairRanking, which is not for the 3 members"):
+    with pytest.raises(ModelError, match=r"PairRanking, so it cannot be used with the 3 members"):
         OrtGradientRegressor(TabM(n_members=3, hidden_layer_sizes=(4,)), loss=PairRanking()).fit(X, Y[:, 0])
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18]> net (float[N, 4] X) => (float[N, 4, 3] Y)
         <float[1, 3] W = {0.1, 0.2, 0.3}, int64[1] two = {2}> { u = Unsqueeze(X, two) Y = MatMul(u, W) }"""
     )
-    with pytest.raises(ModelError, match=r"HardTriplets, which is not for labels at positions"):
+    with pytest.raises(ModelError, match=r"HardTriplets, so it cannot be used with labels at positions"):
         OrtGradientClassifier(model, loss=HardTriplets()).fit(X, np.arange(4 * N).reshape(N, 4) % 3)
 
 
