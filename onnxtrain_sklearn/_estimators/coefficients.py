@@ -62,7 +62,7 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
     takes_columns = state.fitted is not None and state.fitted.parts is not None
     if len(graph.inputs) != 1 or graph.link == "votes" or graph.members or decoding.groups or takes_columns:
         return None
-    if decoding.positions is not None or state.snapshots:
+    if decoding.positions is not None or state.snapshots or decoding.link == "ordinal":
         return None
     scores = next(value for value in graph.model.graph.outputs if value.name == graph.scores)
     found = _Trace(graph.inputs[0].name, state.weights()).of(scores)
@@ -70,7 +70,8 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
         return None
     if decoding.task == "multiclass" and decoding.n_scores == 2:
         return LinearLayer(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
-    weight, bias, (scale, bounds) = found.weight, found.bias, (decoding.target_scale, decoding.target_range)
+    k = decoding.n_columns  # the first scores are the predictions
+    weight, bias, (scale, bounds) = found.weight[:, :k], found.bias[:k], (decoding.target_scale, decoding.target_range)
 
     # Convert the layer of scaled targets to the units of the targets.
     if scale is not None and decoding.link == "exp":  # scale · exp(s) = exp(s + log scale)

@@ -185,6 +185,7 @@ class TrainingConfig:
             n_scores=decoding.n_scores,
             groups=decoding.groups,
             soft=decoding.soft,
+            n_targets=decoding.n_targets,
             positions=positions,
             optimizer=rule_of(optimizer),
             alpha=self.alpha or 0.0,

@@ -434,20 +434,20 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
     scores = next(v for v in ir_graph.outputs if v.name == single.scores)
     op = GraphBuilder(ir_graph, dtype=ir_type(single.dtype), prefix="device", constant_nodes=True)
     labelled = decoding.task == "multiclass"
-    shape: list[str | int] = ["N"] if labelled else ["N", *(decoding.row_shape or (decoding.n_scores,))]
+    shape: list[str | int] = ["N"] if labelled else ["N", *(decoding.row_shape or (decoding.n_columns,))]
     y = ir.val("labels" if labelled else "target", ir.DataType.INT64 if labelled else op.dtype, shape)
     ir_graph.inputs.append(y)
     y = op.Reshape(y, [-1, decoding.n_scores]) if decoding.row_shape else y
     columns = op.Reshape(scores, [-1, decoding.n_scores])
     if labelled:
-        target = one_hot(op, y, decoding.n_scores, op.dtype)
+        target = one_hot(op, y, decoding.n_columns, op.dtype)
     elif (scale := decoding.target_scale) is not None:  # the file takes targets in the units of y
         number = op.dtype.numpy()
         target = op.Div(op.Sub(y, np.asarray(scale.center, number)), np.asarray(scale.scale, number))
     else:
         target = y
     if single.members is not None:
-        target = repeated_rows(op, target, single.members, decoding.n_scores)
+        target = repeated_rows(op, target, single.members, decoding.n_columns)
     with refusing(
         f"The files for devices take any number of rows, for which {type(loss).__name__} emits no loss. Let it compute "
         f"sizes in the graph, as by op.Shape, or export files for a number of rows by export_training"

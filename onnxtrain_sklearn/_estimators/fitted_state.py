@@ -174,7 +174,7 @@ class FittedState:
         """Return the fitted attributes by name, without those that :class:`Recorded` properties read from history."""
         found: dict[str, Any] = {
             "_state": self,
-            "n_outputs_": self.decoding.n_scores,
+            "n_outputs_": self.decoding.n_columns,
             "engine_": self.engine,
             "device_": self.device.name,
         }

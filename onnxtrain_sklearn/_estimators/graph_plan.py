@@ -48,6 +48,7 @@ from .call import Call, Examples, Split
 from .config import TrainingConfig, require_own_kind
 from .examples import graph_inputs, scaled
 from .fitted_state import FittedState
+from .outputs import scores_for
 from .parameters import Parameters
 
 LONGEST_NAME = 40
@@ -158,7 +159,7 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
     if isinstance(tuner, FineTuner):
         tuner.validate()
         if tuner.new_head:
-            return GraphWithNewHead(given)
+            return GraphWithNewHead(given, estimator.loss)
     if is_estimator(given.graph):
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossBlock)
@@ -175,8 +176,8 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
 class GraphWithNewHead(GraphPlan):
     """A given model whose head is replaced by one for other classes or targets; the part upstream of it is kept."""
 
-    def __init__(self, given: GraphModel) -> None:
-        model, output = given.graph, given.output
+    def __init__(self, given: GraphModel, loss: Any) -> None:
+        model, output, self._loss = given.graph, given.output, loss
         whole, layout = (None, {}) if is_estimator(model) else graph_by_rows(given)
         self._layout = {
             name: axis for name, axis in layout.items() if whole and name in {v.name for v in whole.graph.inputs}
@@ -209,7 +210,8 @@ class GraphWithNewHead(GraphPlan):
         found = run_graph(body.model, examples.columns, rows, devices.resolve_device())
         require_independent_features(body.model, body.output, body.parameters)
         width = as_columns(found, body.output).shape[1]
-        whole, self.head_names = with_head(body.model, body.output, width, examples.targets.n_scores, self._types)
+        n_scores = scores_for(resolve_loss(self._loss), examples.targets)
+        whole, self.head_names = with_head(body.model, body.output, width, n_scores, self._types)
         return replace(trainable_model(whole, foreign=self.transforming_model is None), layout=self._layout), examples
 
 
@@ -253,7 +255,8 @@ class BuiltGraph(GraphPlan):
         linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
         unscaled = kind is None or in_units or not is_plain(builder) or (config.alpha and linear)
         scale = None if unscaled else scale_for(builder, examples, split.of(examples)[0])
-        graph = built_graph(builder, scaled(examples, self.target_scale), training_rows, rng, scale)
+        n_scores = scores_for(resolve_loss(estimator.loss), targets)
+        graph = built_graph(builder, scaled(examples, self.target_scale), n_scores, training_rows, rng, scale)
         (column,) = examples.columns.values()
         if column.matches(graph.inputs[0]):
             return graph, replace(examples, columns={graph.inputs[0].name: column})
@@ -263,6 +266,7 @@ class BuiltGraph(GraphPlan):
 def built_graph(
     builder: Builder,
     examples: Examples,
+    n_scores: int,
     training_rows: np.ndarray | None,
     rng: np.random.RandomState,
     scale: InputScale | None = None,
@@ -272,7 +276,7 @@ def built_graph(
     ``scale`` is built into the graph. It is None for the user's own builders.
     """
     (column,) = examples.columns.values()
-    n_features, n_scores = math.prod(column.shape[1:]), examples.targets.n_scores
+    n_features = math.prod(column.shape[1:])
     rows = np.arange(len(examples)) if training_rows is None else np.sort(training_rows)
     targets, weights = examples.targets.values, examples.weights
     makers: dict[str, Callable[[], object]] = {

@@ -230,10 +230,10 @@ def weighted_targets(
 
     # y must have the same number of outputs, and of labels per row, as in the first call.
     if decoding is not None and targets.task == "regression" and targets.row_shape != decoding.row_shape:
-        shapes = [("n", *(shape or [decoding.n_scores])) for shape in (targets.row_shape, decoding.row_shape)]
+        shapes = [("n", *(shape or [decoding.n_columns])) for shape in (targets.row_shape, decoding.row_shape)]
         raise ValueError(f"y has shape {shapes[0]}, expected {shapes[1]}, as when training began.")
-    if decoding is not None and targets.task == "regression" and targets.n_scores != decoding.n_scores:
-        raise ValueError(f"y has {targets.n_scores} output(s), expected {decoding.n_scores}.")
+    if decoding is not None and targets.task == "regression" and targets.n_scores != decoding.n_columns:
+        raise ValueError(f"y has {targets.n_scores} output(s), expected {decoding.n_columns}.")
     if decoding is not None and (targets.task == "multilabel") != (decoding.task == "multilabel"):
         expected = "indicators of several labels a row" if decoding.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
@@ -473,19 +473,37 @@ def choose_output(
         if positions is not None:
             reference = reference.at(positions)
         elif targets.task == "regression":
-            require_target_shape(reference, targets)
+            if scores_for(loss, targets) == targets.n_scores:
+                require_target_shape(reference, targets)
+            else:
+                require_column_shape(reference.row_shape, reference.name)
         else:
             require_column_shape(reference.row_shape, reference.name)
-        graph, n_scores = resolve_output_kind(
-            graph, reference, output_task.output_kind, classifies=output_task.classifies
-        )
+        kind, classifies = output_task.output_kind, output_task.classifies
+        if not classifies and scores_for(loss, targets) != targets.n_scores:
+            kind = "scores"  # of which only some are predictions
+        graph, n_scores = resolve_output_kind(graph, reference, kind, classifies=classifies)
     elif earlier is not None:
         n_scores = earlier.n_scores
     elif fitted is not None:
         n_scores = _score_columns(graph, columns, device)
     else:
-        n_scores = targets.n_scores
+        n_scores = scores_for(loss, targets)
     return DecodedOutput(graph, *decoding_for(graph, loss, targets, n_scores, positions), reference)
+
+
+def scores_for(loss: Loss, targets: Targets) -> int:
+    """Return the number of scores of a row that the loss takes; raise where it must have one for each target."""
+    if targets.task not in loss.tasks:  # ``decoding_for`` refuses the task; a loss is for a label, not for several
+        return targets.n_scores
+    found = loss.n_scores(targets.task, targets.n_scores)
+    if found != targets.n_scores and targets.row_shape:
+        expected = "one label a row" if targets.has_positions else "y of shape (n,) or (n, k)"
+        raise ValueError(
+            f"loss={type(loss).__name__} takes {expected}, not rows of shape {targets.row_shape}: it needs {found} "
+            f"scores for {targets.n_scores} {'classes' if targets.has_positions else 'targets'}."
+        )
+    return found
 
 
 def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
@@ -509,15 +527,34 @@ def decoding_for(
 ) -> tuple[TrainableModel, Decoding]:
     """Return the model, with ``scores`` before or after its final activation as the loss requires, and the decoding."""
     of_pairs = graph.link == "votes"  # one-vs-one: a score for each pair of classes
-    task = _trained_task(targets, n_classes_of(n_scores) if of_pairs and n_scores > 1 else n_scores)
+    wanted = scores_for(loss, targets)
+    if wanted != targets.n_scores and n_scores != wanted:
+        raise ValueError(
+            f"loss={type(loss).__name__} takes {wanted} scores for y with {targets.n_scores} "
+            f"{'column(s)' if targets.task == 'regression' else 'classes'}, but the graph's output has {n_scores} "
+            f"column(s)."
+        )
+    if wanted != targets.n_scores:
+        task: Task = targets.task
+    else:
+        task = _trained_task(targets, n_classes_of(n_scores) if of_pairs and n_scores > 1 else n_scores)
+    n_targets = None if wanted == targets.n_scores else targets.n_scores
     task_of_label: Task = "multiclass" if task == "multioutput" else task
     if task_of_label not in loss.tasks:
         valid = ", ".join(repr(name) for name, kind in LOSSES.items() if task_of_label in kind.tasks)
         raise ValueError(f"loss={type(loss).__name__} is not for {task} targets. Losses for them: {valid}.")
+    if n_targets is None and loss.n_scores(task_of_label, n_scores) != n_scores:
+        if task == "multioutput":
+            raise ValueError(f"loss={type(loss).__name__} takes one label a row, and y has several columns of labels.")
+        raise ValueError(
+            f"loss={type(loss).__name__} takes {wanted} score(s) for these labels, but the graph's output has "
+            f"{n_scores} column(s)."
+        )
     link = loss.link(task_of_label)
     if task == "regression":
         graph = graph if graph.link == link else graph.ignoring_activation()
-        return graph, Decoding(task, link, n_scores, row_shape=targets.row_shape)
+        graph = graph if n_targets is None else graph.ignoring_activation()
+        return graph, Decoding(task, link, n_scores, row_shape=targets.row_shape, n_targets=n_targets)
     if of_pairs:
         if targets.soft:
             raise ModelError(
@@ -525,7 +562,9 @@ def decoding_for(
                 "the rows of soft labels have shares of all: take one label a row."
             )
         return graph, Decoding(task, "identity", n_scores, targets.classes)
-    more: Any = {"positions": positions, "soft": targets.soft}
+    if link == "ordinal":
+        require_numbers_in_order(targets.classes)
+    more: Any = {"positions": positions, "soft": targets.soft, "n_targets": n_targets}
     if graph.link not in ("sigmoid", "softmax"):
         return graph.ignoring_activation(), Decoding(task, link, n_scores, targets.classes, **more)
     if task == "multioutput":
@@ -540,6 +579,15 @@ def decoding_for(
     # A likelihood loss takes the link that the graph has; a hinge loss keeps its own, the identity.
     link = graph.link if link in ("sigmoid", "softmax") else link  # type: ignore[assignment]
     return graph, Decoding(task, link, n_scores, targets.classes, **more)
+
+
+def require_numbers_in_order(classes: Classes) -> None:
+    """Raise if the sorted order of the classes may not be theirs: texts are sorted by the alphabet."""
+    if not isinstance(classes, np.ndarray) or classes.dtype.kind not in "biuf":
+        raise ValueError(
+            f"loss='ordinal' takes labels in order, so they must be numbers: texts such as {listed(classes)} would be "
+            f"in alphabetical order. Encode them, such as by scikit-learn's OrdinalEncoder(categories=[...])."
+        )
 
 
 def _trained_task(targets: Targets, n_scores: int) -> Task:

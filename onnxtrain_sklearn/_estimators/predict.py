@@ -94,7 +94,7 @@ def numbers_in_rows(decoding: Decoding, prediction: np.ndarray, X: MatrixLike) -
     prediction, row = prediction.astype(prediction_type(X), copy=False), decoding.row_shape
     if row:  # a graph for rows of several sizes outputs their shape already
         return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
-    return prediction.ravel() if decoding.n_scores == 1 else prediction.reshape(len(prediction), -1)
+    return prediction.ravel() if decoding.n_columns == 1 else prediction.reshape(len(prediction), -1)
 
 
 def by_label(decoding: Decoding, numbers: np.ndarray) -> np.ndarray | list[np.ndarray]:
@@ -117,10 +117,20 @@ def within_one(link: Link, probabilities: np.ndarray) -> np.ndarray:
 def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndarray | list[np.ndarray]:
     """Convert the scores that the graph outputs to the result of ``decision_function`` for ``X``."""
     scores = by_label(decoding, numbers.astype(np.result_type(prediction_type(X), numbers), copy=False))
+    if decoding.link == "ordinal" and not isinstance(scores, list):
+        return log_probabilities(scores)
     if isinstance(scores, list):
         share = 1.0 if decoding.has_probabilities else 0.5  # the margins of two classes are -s and s
         return [_decisions(own) * (share if own.shape[1] == 2 else 1.0) for own in scores]
     return scores if decoding.task == "multilabel" else _decisions(scores)
+
+
+def log_probabilities(scores: np.ndarray) -> np.ndarray:
+    """Return the log-probabilities of classes in order, as ``log_probabilities_in_order`` emits them."""
+    beyond, at = -np.logaddexp(0, -scores), -np.logaddexp(0, scores)
+    passed = np.concatenate([np.zeros_like(scores[:, :1]), np.cumsum(beyond, axis=1)], axis=1)
+    passed[:, :-1] += at
+    return passed
 
 
 def _decisions(scores: np.ndarray) -> np.ndarray:

@@ -27,7 +27,16 @@ from .._ir.edits import append_nodes, multiply_by_columns, swap_initializers
 from .._ir.shapes import infer_shapes
 from .._model.activation import as_rows
 from .._model.given_inputs import in_layout_of_file
-from .._model.links import Link, Positions, Task, apply_link, as_position_rows, mean_of_members, split_columns
+from .._model.links import (
+    Link,
+    Positions,
+    Task,
+    apply_link,
+    as_position_rows,
+    log_probabilities_in_order,
+    mean_of_members,
+    split_columns,
+)
 from .._model.modes import inference_form
 from .._model.precision import narrowed
 from .._model.trainable import TrainableModel
@@ -77,6 +86,8 @@ class Decoding:
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
         For a classifier with a label at each position of a row; ``n_scores`` counts the scores of one position.
+    n_targets : int or None
+        Columns of the targets and of predictions, where the loss takes another number of scores; else None.
     soft : bool
         For a classifier trained on the shares of the classes in each row, not on labels.
     parts : tuple of Decoding
@@ -92,12 +103,18 @@ class Decoding:
     row_shape: tuple[int, ...] = ()
     positions: Positions | None = None
     soft: bool = False
+    n_targets: int | None = None
     parts: tuple[Decoding, ...] = ()
 
     @property
     def groups(self) -> tuple[int, ...]:
         """Columns of the scores that belong to each of several labels."""
         return tuple(map(len, self.classes)) if isinstance(self.classes, list) else ()
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of the targets and of predictions."""
+        return self.n_scores if self.n_targets is None else self.n_targets
 
     @property
     def has_probabilities(self) -> bool:
@@ -221,9 +238,13 @@ def _append_outputs(
     own = given if graph.link == decoding.link and not (graph.log_output or graph.link_unproven) else None
     scores = scores if graph.members is None else mean_of_members(op, scores, decoding.link, decoding.groups)
     final = given if graph.members is None else scores
-    decision = final if graph.link == "votes" else scores
+    decision = raw_decision = final if graph.link == "votes" else scores
     if decoding.task == "regression":
-        prediction = final if graph.link is None and decoding.link == "identity" else own
+        if decoding.n_targets is not None:  # the first scores are the locations
+            columns = op.Slice(_as_score_columns(op, scores), [0], [decoding.n_targets], [1])
+            prediction: ir.Value | None = apply_link(op, decoding.link, columns)
+        else:
+            prediction = final if graph.link is None and decoding.link == "identity" else own
         prediction = apply_link(op, decoding.link, scores) if prediction is None else prediction
         clips = decoding.target_range is not None and decoding.target_range.limits is not None
         shape, computes = op.shape(prediction), clips or decoding.target_scale is not None
@@ -242,6 +263,9 @@ def _append_outputs(
             prediction = op.Where(op.Greater(above, high), high, above)
         _add_output(op, names.numbers, prediction, given)
     else:
+        if decoding.link == "ordinal":  # from here on, those of a softmax
+            decision, own = log_probabilities_in_order(op, _as_score_columns(op, scores)), None
+            decoding = replace(decoding, link="softmax", n_scores=decoding.n_columns, n_targets=None)
         # Probabilities are computed again, in float64, where the graph's are only the activation of the scores.
         # Anything else that a given graph computes at its end is left as it is.
         last = None if own is None else own.producer()
@@ -268,9 +292,9 @@ def _append_outputs(
             _add_output(op, names.prefix + name, in_places(values), None)
     if with_scores:
         if decoding.positions is None:
-            raw = _as_score_columns(op, decision)
+            raw = _as_score_columns(op, raw_decision)
         else:
-            raw = decoding.positions.emit_classes_last(op, decision)
+            raw = decoding.positions.emit_classes_last(op, raw_decision)
         _add_output(op, f"{names.prefix}raw_scores", op.Identity(raw), None)
 
 

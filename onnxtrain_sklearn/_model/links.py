@@ -21,7 +21,7 @@ from ..graph import GraphBuilder
 
 Task: TypeAlias = Literal["regression", "binary", "multiclass", "multilabel", "multioutput"]
 
-Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin"]
+Link: TypeAlias = Literal["identity", "exp", "sigmoid", "softmax", "hard_sigmoid", "clipped_margin", "ordinal"]
 
 TargetScaling: TypeAlias = Literal["standard", "mean"]
 
@@ -30,7 +30,8 @@ def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
     """Emit the predictions of scores of the shape (N, k); for prediction only, not to be differentiated.
 
     "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several columns are
-    divided by their sum, and if that is 0 all classes are equally likely. The other names are the usual functions.
+    divided by their sum, and if that is 0 all classes are equally likely. "ordinal" gives the probabilities of k + 1
+    classes in order, from the log-odds of a class beyond each of the first k. The other names are the usual functions.
     """
     if link not in LINKS:
         raise ValueError(f"Unknown link {link!r}.{nearest(link, LINKS)}")
@@ -52,6 +53,26 @@ def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
     return op.Div(margins, row_sum(op, margins))
 
 
+def log_probabilities_in_order(op: GraphBuilder, scores: ir.Value) -> ir.Value:
+    """Emit the log-probabilities (..., k + 1) of classes in order from scores (..., k).
+
+    Score j is the log-odds that the class is beyond j, given that it is j or beyond.
+    """
+    k = int(str((op.shape(scores) or (0,))[-1]))
+    beyond, at = op.Neg(op.Softplus(op.Neg(scores))), op.Neg(op.Softplus(scores))
+    passed = np.triu(np.ones((k, k + 1)), 1).astype(op.dtype.numpy())  # class c passes each j < c, and stops at c
+    return op.Add(op.MatMul(beyond, passed), op.MatMul(at, np.eye(k, k + 1, dtype=op.dtype.numpy())))
+
+
+def _mean_in_order(op: GraphBuilder, values: ir.Value) -> ir.Value:
+    """Emit the scores of classes in order whose probabilities are the means over the members."""
+    logs = _log_mean_exp(op, log_probabilities_in_order(op, values))
+    k = int(str((op.shape(values) or (0,))[-1]))
+    own = [op.Slice(logs, [j], [j + 1], [1]) for j in range(k)]
+    beyond = [op.ReduceLogSumExp(op.Slice(logs, [j + 1], [k + 1], [1]), axes=[1], keepdims=True) for j in range(k)]
+    return op.Concat(*(op.Sub(tail, one) for tail, one in zip(beyond, own, strict=True)), axis=1)
+
+
 LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "identity": lambda op, scores: scores,
     "exp": lambda op, scores: op.Exp(scores),
@@ -59,6 +80,7 @@ LINKS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "softmax": lambda op, scores: op.Softmax(scores, axis=-1),
     "hard_sigmoid": _emit_hard_sigmoid,
     "clipped_margin": _clipped_margin,
+    "ordinal": lambda op, scores: op.Exp(log_probabilities_in_order(op, scores)),
 }
 
 
@@ -202,4 +224,5 @@ _MEANS: dict[Link, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "softmax": lambda op, scores: _log_mean_exp(op, op.LogSoftmax(scores, axis=-1)),
     "hard_sigmoid": _mean_margin("hard_sigmoid"),
     "clipped_margin": _mean_margin("clipped_margin"),
+    "ordinal": _mean_in_order,
 }

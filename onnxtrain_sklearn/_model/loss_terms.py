@@ -195,11 +195,12 @@ def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, 
             f"{type(loss).__name__} must return losses of the type of the scores, {op.dtype}, got {rows.dtype}: "
             f"op.Cast(x, to={int(op.dtype)})."
         )
-    expected, got = op.shape(scores), op.shape(rows)
+    expected, got = op.shape(y), op.shape(rows)
+    expected = op.shape(scores) if expected is not None and len(expected) == 1 else expected  # of class indices
     if expected is not None and got is not None and got in (expected, (expected[0], 1)):
         return rows, int(str(got[1]))
     raise ModelError(
-        f"{type(loss).__name__} must return losses of shape (N, k) or (N, 1) for scores of shape (N, k) = {expected}, "
+        f"{type(loss).__name__} must return losses of shape (N, k) or (N, 1) for targets of shape (N, k) = {expected}, "
         f"got {got}. Keep the reduced axis: op.ReduceSum(x, axes=[-1], keepdims=True)."
     )
 

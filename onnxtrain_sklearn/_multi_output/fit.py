@@ -171,6 +171,11 @@ def choose_decodings(
             view, loss = replace(view, model=model), cast("Loss", output_task.loss)
             columns, device = examples.columns, config.device
             part = choose_output(output_task, loss, view, own, columns, device, given=given, earlier=decoding)
+        if part.decoding.n_targets is not None:
+            raise ValueError(
+                f"Output {name!r}: loss={type(loss).__name__} takes another number of scores than of targets, which "
+                f"OrtGradientClassifier and OrtGradientRegressor train, on one output."
+            )
         parts.append(part)
         model = part.original.model  # choosing a decoding may add an inverse link to the graph
         positions = trained_positions(part.decoding, own)

@@ -472,7 +472,7 @@ def _compared_outputs(
 
     scores = as_rows(scores)
     if decoding.task == "regression":
-        adds = decoding.link != "identity" and graph.link != decoding.link
+        adds = decoding.n_targets is not None or (decoding.link != "identity" and graph.link != decoding.link)
         return [("its scores" if adds else "predict()", scores if adds else ours(0), reference.numbers)]
     if graph.link not in ("sigmoid", "softmax"):
         return [("its scores", scores, reference.numbers)]

@@ -78,7 +78,7 @@ def training_graph(
     else:
         # An ensemble: the loss is the mean of the members' losses. Each member sees every row, with the row's weight.
         columns = rows_of_members(op, scores, graph.members, settings.n_scores, batch_size)
-        width = None if settings.task == "multiclass" and not settings.soft else settings.n_scores
+        width = None if settings.task == "multiclass" and not settings.soft else settings.n_columns
         y = repeated_rows(op, y, graph.members, width)
         every_weight = repeated_rows(op, sample_weight, graph.members, None)
         loss = _mean_loss(op, settings, columns, y, every_weight, of_pairs=False)
@@ -110,7 +110,7 @@ def _mean_loss(
     if of_indices and settings.link == "softmax" and takes_labels(settings.loss, settings.n_scores):
         loss = LossOfLabels(settings.loss)
     elif of_indices:
-        y = one_hot(op, y, settings.n_scores, op.dtype, ignores=settings.positions is not None)
+        y = one_hot(op, y, settings.n_columns, op.dtype, ignores=settings.positions is not None)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
     return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups, ignores=settings.ignores)
 
@@ -170,7 +170,7 @@ class TargetForm(Protocol):
     def task(self) -> Task: ...
 
     @property
-    def n_scores(self) -> int: ...
+    def n_columns(self) -> int: ...
 
     @property
     def soft(self) -> bool: ...
@@ -179,12 +179,12 @@ class TargetForm(Protocol):
 def target_layout(
     form: TargetForm, rows: int, dtype: DType, positions: TrainedPositions | None
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Return the shape and the dtype of the target of ``rows`` rows: class indices, or one number per score."""
+    """Return the shape and the dtype of the target of ``rows`` rows: class indices, or numbers."""
     if positions is not None:
         return (rows, math.prod(positions.shape)), np.dtype(np.int64)
     if form.task == "multiclass" and not form.soft:
         return (rows,), np.dtype(np.int64)
-    return (rows, form.n_scores), dtype
+    return (rows, form.n_columns), dtype
 
 
 def as_target(

@@ -186,7 +186,15 @@ def _key(parts: PassParts) -> Hashable:
     graph, settings, parameters = parts.graph, parts.settings, parts.parameters
     erased = {*parameters.names, *parameters.running_statistics, *parts.frozen}
     of_loss = (
-        (content(settings.loss), settings.task, settings.link, settings.n_scores, settings.groups),
+        (
+            content(settings.loss),
+            settings.task,
+            settings.link,
+            settings.n_scores,
+            settings.n_targets,
+            settings.soft,
+            settings.groups,
+        ),
         (settings.positions, settings.ignores, settings.scheduled.dropout),
     )
     origin = is_from_torch(template_of(graph.model))  # decides how running variances are averaged

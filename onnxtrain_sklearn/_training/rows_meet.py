@@ -299,7 +299,12 @@ def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = 
             return [True]
         return [_losses_meet_in_trial(settings, dtype, graphs)]
 
-    key = tuple(structure(model, ()) for model, _ in graphs.values()), settings.task, settings.n_scores
+    key = (
+        tuple(structure(model, ()) for model, _ in graphs.values()),
+        settings.task,
+        settings.n_scores,
+        settings.n_targets,
+    )
     return _of_losses.get(key, found)[0]
 
 
@@ -339,7 +344,7 @@ def _losses_meet_in_trial(
         # Targets: classes, indicators, or numbers, which are 0 and 1 in some trials.
         if kind.kind in "iu":
             several = settings.positions is not None or settings.task == "multiclass"
-            classes = 2 if settings.task == "binary" else max(settings.n_scores, 2)
+            classes = 2 if settings.task == "binary" else max(settings.n_columns, 2)
             targets = rng.randint(0, classes if several else 2, shape)
         elif settings.task != "regression" or trial % 4 == 2:
             targets = rng.randint(0, 2, shape).astype(kind)

@@ -62,6 +62,8 @@ class StepSettings:
         Whether a row may have several labels of which some do not count (target -1).
     soft : bool
         Whether the targets of a classifier are the shares of the classes in each row.
+    n_targets : int or None
+        Columns of the targets, or classes, where the loss takes another number of scores; else None.
     """
 
     loss: Loss | TotalLoss
@@ -86,6 +88,12 @@ class StepSettings:
     checkpoint_activations: bool = False
     lazy_rows: bool = False
     soft: bool = False
+    n_targets: int | None = None
+
+    @property
+    def n_columns(self) -> int:
+        """Columns of the targets, or classes."""
+        return self.n_scores if self.n_targets is None else self.n_targets
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,11 @@ class OutputLoss:
     soft: ClassVar[bool] = False
 
     @property
+    def n_columns(self) -> int:
+        """Columns of the targets, or classes: losses that take another number of scores are refused."""
+        return self.n_scores
+
+    @property
     def width(self) -> int:
         """Columns of its targets: class indices, or numbers."""
         if self.positions is not None:
@@ -168,6 +181,7 @@ def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
         positions=positions,
         ignores=one.ignores,
         soft=False,
+        n_targets=None,
     )
 
 

@@ -9,9 +9,10 @@ with rules and text for each argument; :func:`documented` writes their docstring
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from itertools import pairwise
 from numbers import Integral, Real
 from textwrap import indent
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast, get_origin
@@ -157,7 +158,25 @@ class CodeColumns:
         return "a dict from column numbers to numbers of codes"
 
 
-Rule: TypeAlias = "Range | OneOf | Instance | Sizes | Callbacks | PatternFactors | CodeColumns | type[bool] | None"
+class Levels:
+    """A sequence of increasing numbers in (0, 1), 0.5 among them."""
+
+    def accepts(self, value: object) -> bool:
+        """Return True if ``value`` is such a sequence."""
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence | np.ndarray):
+            return False
+        inner = Range(Real, 0, 1, closed="neither")
+        numbers = list(value)
+        rises = all(inner.accepts(number) for number in numbers) and all(a < b for a, b in pairwise(numbers))
+        return rises and 0.5 in numbers
+
+    def __str__(self) -> str:
+        return "increasing floats in the range (0.0, 1.0), 0.5 among them"
+
+
+Rule: TypeAlias = (
+    "Range | OneOf | Instance | Sizes | Callbacks | PatternFactors | CodeColumns | Levels | type[bool] | None"
+)
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
 
 COUNT = Range(Integral, 1)

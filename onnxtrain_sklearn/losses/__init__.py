@@ -25,14 +25,19 @@ from .._model.loss_terms import append_penalty as append_penalty
 from .._utils.params import registered, resolve
 from .base import Loss as Loss
 from .base import LossBlock as LossBlock
+from .classification import Dice as Dice
 from .classification import Focal as Focal
 from .classification import Hinge as Hinge
 from .classification import LogLoss as LogLoss
 from .classification import ModifiedHuber as ModifiedHuber
+from .classification import Ordinal as Ordinal
 from .classification import SquaredHinge as SquaredHinge
 from .deviances import Gamma as Gamma
 from .deviances import Poisson as Poisson
 from .deviances import Tweedie as Tweedie
+from .distributions import GaussianNLL as GaussianNLL
+from .distributions import LaplaceNLL as LaplaceNLL
+from .distributions import Quantiles as Quantiles
 from .regression import AbsoluteError as AbsoluteError
 from .regression import Elastic as Elastic
 from .regression import EpsilonInsensitive as EpsilonInsensitive

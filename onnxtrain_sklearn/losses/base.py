@@ -70,18 +70,29 @@ class Loss(Component, ABC):
         ----------
         op : GraphBuilder
             Emits operators: ``op.Sub(scores, y)``.
-        scores : value of shape (N, k)
+        scores : value of shape (N, n_scores)
             The model's output before its final activation.
         y : value of shape (N, k), of the type of ``scores``
-            Targets: numbers for regression; 0 or 1 for classification (one column for a binary problem on one
-            score, one-hot rows for several classes, indicators for several labels).
+            Targets, as many as scores unless :meth:`n_scores` differs: numbers for regression; 0 or 1 for
+            classification (one column for a binary problem on one score, one-hot rows for several classes, indicators
+            for several labels).
         link : str
             The function that makes predictions of the scores: "identity", "exp", "sigmoid", "softmax", ...
 
         Returns
         -------
-        value of shape (N, k) or (N, 1)
+        value of shape (N, k), as the targets, or (N, 1)
         """
+
+    def n_scores(self, task: Task, n_targets: int) -> int:
+        """Return the number of scores of a row that has ``n_targets`` targets: as many, unless overridden.
+
+        The targets are numbers, or classes (one for two classes). If a number needs several scores, such as location
+        and scale, the first ``n_targets`` scores are those that :meth:`link` turns into predictions, the next
+        ``n_targets`` are the second parameter of each number, and so on. Models that are built get as many outputs as
+        this method returns; a given graph must have them.
+        """
+        return n_targets
 
     def of_labels(self, op: GraphBuilder, scores: ir.Value, labels: ir.Value) -> ir.Value | None:
         """Emit the loss (N, 1) of every row from its class index, ``labels`` (N,).

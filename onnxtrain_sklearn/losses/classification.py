@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, get_args
 
+import numpy as np
 import onnx_ir as ir
 
 from .._model.links import Link, Task, row_sum
@@ -161,3 +162,71 @@ class Focal(LikelihoodLoss):
         odds = class_log_odds(op, scores, y) if link == "softmax" else margin(op, scores, y)
         discount = op.Exp(op.Mul(op.Softplus(odds), -float(self.gamma)))
         return op.Mul(discount, op.Softplus(op.Neg(odds)))
+
+
+class Ordinal(LikelihoodLoss):
+    r"""Negative log-likelihood of classes in order, by conditional probabilities (CORN).
+
+    K classes have K - 1 scores: :math:`\sigma(s_j)` is the probability that the class is beyond j, given that it is
+    j or beyond. So :math:`P(y = c) = (1 - \sigma(s_c)) \prod_{j < c} \sigma(s_j)`, which sums to one, and the loss is
+    :math:`-\log P(y = c)`: CORN's loss, but for a factor that depends on the minibatch. The labels must be numbers;
+    their sorted order is that of the classes. ``predict`` returns the most probable class, ``decision_function`` the
+    log-probabilities. Two classes are those of :class:`LogLoss`.
+
+    References
+    ----------
+    X. Shi, W. Cao, S. Raschka, "Deep neural networks for rank-consistent ordinal regression based on conditional
+    probabilities", 2021 (CORN).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnxtrain_sklearn import Linear, OrtGradientClassifier
+    >>> X = np.linspace(-1, 1, 60)[:, None]
+    >>> stars = np.clip(np.round(2 * X[:, 0] + 3), 1, 5).astype(int)
+    >>> net = OrtGradientClassifier(Linear(), loss="ordinal", optimizer="lbfgs", max_iter=50, tol=1e-3).fit(X, stars)
+    >>> net.predict([[-1.0], [0.0], [1.0]]).tolist()
+    [1, 3, 5]
+    """
+
+    name = "ordinal"
+    tasks = frozenset({"binary", "multiclass"})
+
+    def link(self, task: Task) -> Link:
+        return "ordinal" if task == "multiclass" else "sigmoid"
+
+    def n_scores(self, task: Task, n_targets: int) -> int:
+        return n_targets - 1 if task == "multiclass" else n_targets
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        if link == "sigmoid":
+            return op.Sub(op.Softplus(scores), op.Mul(scores, y))
+        # Of score j: softplus(s) where the class is j or beyond, less s where it is beyond.
+        k = int(str((op.shape(y) or (0, 0))[1]))
+        reached = op.MatMul(y, np.tril(np.ones((k, k - 1))).astype(op.dtype.numpy()))
+        passed = op.MatMul(y, np.tril(np.ones((k, k - 1)), -1).astype(op.dtype.numpy()))
+        return row_sum(op, op.Sub(op.Mul(op.Softplus(scores), reached), op.Mul(scores, passed)))
+
+
+class Dice(LikelihoodLoss):
+    r"""Dice loss of each row, :math:`1 - (2 \sum_k p_k y_k + 1) / (\sum_k p_k^2 + \sum_k y_k^2 + 1)`.
+
+    For several labels a row of which few are 1, such as the pixels of a mask in flat rows: it measures the overlap of
+    the labels with their probabilities :math:`p`, and rows of many zeros do not outweigh the ones. The sums go over the
+    labels, or over the classes; the 1 keeps rows without labels finite.
+
+    References
+    ----------
+    F. Milletari, N. Navab, S.-A. Ahmadi, "V-Net: fully convolutional neural networks for volumetric medical image
+    segmentation", 3DV 2016.
+
+    X. Li, X. Sun, Y. Meng, J. Liang, F. Wu, J. Li, "Dice loss for data-imbalanced NLP tasks", ACL 2020, for the 1.
+    """
+
+    name = "dice"
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        p = op.Softmax(scores, axis=-1) if link == "softmax" else op.Sigmoid(scores)
+        overlap = op.Add(op.Mul(row_sum(op, op.Mul(p, y)), 2.0), 1.0)
+        total = op.Add(row_sum(op, op.Add(op.Mul(p, p), op.Mul(y, y))), 1.0)
+        return op.Sub(1.0, op.Div(overlap, total))

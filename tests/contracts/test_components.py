@@ -40,6 +40,7 @@ RESOLVE = {"loss": resolve_loss, "optimizer": resolve_optimizer, "learning_rate"
 UNDECLARED: dict[str, Any] = {
     "schedule": "cosine",
     "categories": {1: 4},
+    "quantiles": [0.2, 0.5],
     "weight_decay_schedule": "cosine",
     "learning_rate_factors": {"*": 0.5},
     "weight_decay_factors": {"*": 0.5},
@@ -145,10 +146,11 @@ def test_nested_parameters_of_an_estimator(role, kind):
 def test_training_leaves_component_and_pickle_unchanged(role, kind):
     component = kind(**changed_value(kind))
     before, attributes = component.get_params(), dict(vars(component))
-    fitted = estimator_with(role, component).fit(X, y + 1)
+    labels = np.eye(2)[y] if getattr(component, "targets", "labels") != "labels" else y + 1
+    fitted = estimator_with(role, component).fit(X, labels)
     assert component.get_params() == before
     assert vars(component) == attributes
-    twin = pickle.loads(pickle.dumps(estimator_with(role, component))).fit(X, y + 1)
+    twin = pickle.loads(pickle.dumps(estimator_with(role, component))).fit(X, labels)
     assert_array_equal(fitted.predict(X), twin.predict(X))
     for name, array in fitted.weights_.items():
         assert_array_equal(array, twin.weights_[name])

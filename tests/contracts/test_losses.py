@@ -15,6 +15,8 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import scipy.special
+import scipy.stats
 from sklearn.base import clone
 from sklearn.metrics import r2_score
 
@@ -24,13 +26,16 @@ from tests.helpers.environment import NEWEST_OPSET, each_engine
 
 OPSETS = (11, 12, 13, 17, 18, 19, 20, *range(21, NEWEST_OPSET + 1))
 COLUMNS = {"regression": (1, 3), "binary": (1,), "multiclass": (2, 4), "multilabel": (3,)}
-VARIANTS: dict[str, list[dict[str, float]]] = {
+VARIANTS: dict[str, list[dict[str, Any]]] = {
     "huber": [{"delta": 0.25}],
     "quantile": [{"quantile": 0.9}, {"quantile": 0.02}],
     "elastic": [{"l1_ratio": 0.0}, {"l1_ratio": 1.0}],
     "epsilon_insensitive": [{"epsilon": 0.0}, {"epsilon": 0.5, "squared": True}],
     "log_loss": [{"label_smoothing": 0.1}, {"label_smoothing": 0.75}],
     "focal": [{"gamma": 0.0}, {"gamma": 0.5}],
+    "gaussian_nll": [{"min_scale": 0.5}],
+    "laplace_nll": [{"min_scale": 0.5}],
+    "quantiles": [{"quantiles": [0.5]}, {"quantiles": [0.02, 0.3, 0.5, 0.6]}],
     "tweedie": [{"power": 1.0}, {"power": 1.1}, {"power": 2}, {"power": 2.5}],
 }
 
@@ -92,7 +97,59 @@ def tweedie(s, y, task, power=1.5):
     return np.exp((2 - power) * s) / (2 - power) - np.where(y == 0, 0.0, y * np.exp((1 - power) * s)) / (1 - power)
 
 
+def gaussian_nll(s, y, task, min_scale=1e-3):
+    k = y.shape[1]
+    scale = np.logaddexp(0, s[:, k:]) + min_scale
+    return -scipy.stats.norm.logpdf(y, s[:, :k], scale) - 0.5 * np.log(2 * np.pi)
+
+
+def laplace_nll(s, y, task, min_scale=1e-3):
+    k = y.shape[1]
+    scale = np.logaddexp(0, s[:, k:]) + min_scale
+    return np.log(scale) + np.abs(y - s[:, :k]) / scale
+
+
+def values_of_quantiles(s, k, levels):
+    """The quantiles of each target, (n, k, number of levels), from the median and the steps between neighbors."""
+    middle, steps = levels.index(0.5), np.logaddexp(0, s[:, k:]).reshape(len(s), len(levels) - 1, k)
+    values = np.zeros((len(levels), len(s), k))
+    values[middle] = s[:, :k]
+    for i in range(middle - 1, -1, -1):
+        values[i] = values[i + 1] - steps[:, i]
+    for i in range(middle + 1, len(levels)):
+        values[i] = values[i - 1] + steps[:, i - 1]
+    return values
+
+
+def quantiles(s, y, task, quantiles=(0.1, 0.5, 0.9)):
+    levels = list(quantiles)
+    values = values_of_quantiles(s, y.shape[1], levels)
+    pinball = [np.where(y > v, q * (y - v), (1 - q) * (v - y)) for q, v in zip(levels, values, strict=True)]
+    return np.mean(pinball, axis=0)
+
+
+def ordinal(s, y, task):
+    """The negative logarithm of the product of the conditional probabilities up to the class."""
+    if task == "binary":
+        return np.logaddexp(0, -margin(s, y))
+    log_beyond, log_stop = -np.logaddexp(0, -s), -np.logaddexp(0, s)
+    rows = [row[:c].sum() + (stop[c] if c < len(stop) else 0.0)
+            for row, stop, c in zip(log_beyond, log_stop, y.argmax(axis=1), strict=True)]  # fmt: skip
+    return -np.array(rows)[:, None]
+
+
+def dice(s, y, task):
+    p = np.exp(log_softmax(s)) if task == "multiclass" else scipy.special.expit(s)
+    overlap, total = (p * y).sum(axis=1), (p**2).sum(axis=1) + (y**2).sum(axis=1)
+    return (1 - (2 * overlap + 1) / (total + 1))[:, None]
+
+
 REFERENCES: dict[str, Callable[..., np.ndarray]] = {
+    "gaussian_nll": gaussian_nll,
+    "laplace_nll": laplace_nll,
+    "quantiles": quantiles,
+    "ordinal": ordinal,
+    "dice": dice,
     "squared_error": lambda s, y, task: (s - y) ** 2,
     "absolute_error": lambda s, y, task: np.where(s > y, s - y, y - s),
     "huber": huber,
@@ -114,13 +171,21 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
 class LossCase:
     """One loss with its parameters on one task; ``id`` names it in the test report."""
 
-    def __init__(self, name: str, parameters: dict[str, float], task: Any) -> None:
+    def __init__(self, name: str, parameters: dict[str, Any], task: Any) -> None:
         self.name, self.parameters, self.task = name, parameters, task
         self.loss = losses.LOSSES[name](**parameters)
         self.id = f"{self.loss!r}-{task}"
 
     def rows(self, s, y):
-        return np.broadcast_to(REFERENCES[self.name](s, y, self.task, **self.parameters), (len(s), s.shape[1]))
+        return np.broadcast_to(REFERENCES[self.name](s, y, self.task, **self.parameters), y.shape)
+
+    def n_scores(self, k):
+        return self.loss.n_scores(self.task, k)
+
+    def wide(self, locations):
+        """Scores with these locations; further parameters, of losses that have some, are 0."""
+        k = locations.shape[1]
+        return np.hstack([locations, np.zeros((len(locations), max(0, self.n_scores(k) - k)))])[:, : self.n_scores(k)]
 
     def value(self, s, y, w):
         return w @ self.rows(s, y).mean(axis=1) / w.sum()
@@ -135,7 +200,7 @@ class LossCase:
 
     def sample(self, k, n=8, seed=0):
         rng = np.random.default_rng(seed)
-        scores = 1.5 * rng.standard_normal((n, k))
+        scores = 1.5 * rng.standard_normal((n, self.n_scores(k)))
         if self.task == "regression":
             y = rng.exponential(size=(n, k)) - (0.0 if self.loss.link("regression") == "exp" else 1.0)
         elif self.task == "multiclass":
@@ -160,8 +225,10 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 
 
 @cache
-def loss_session(case: LossCase, n: int, k: int, engine: str, opset: int) -> onnxruntime.InferenceSession:
-    shapes = {"scores": (n, k), "y": (n, k), "sample_weight": (n,)}
+def loss_session(
+    case: LossCase, n: int, n_scores: int, k: int, engine: str, opset: int
+) -> onnxruntime.InferenceSession:
+    shapes = {"scores": (n, n_scores), "y": (n, k), "sample_weight": (n,)}
     inputs = {name: ir.val(name, dtype=ir.DataType.FLOAT, shape=shape) for name, shape in shapes.items()}
     graph = ir.Graph(list(inputs.values()), [], nodes=[], opset_imports={"": opset}, name="loss")
     loss = losses.append_loss(GraphBuilder(graph), case.loss, link=case.loss.link(case.task), **inputs)
@@ -176,7 +243,7 @@ def loss_session(case: LossCase, n: int, k: int, engine: str, opset: int) -> onn
 def run_loss(case, scores, y, sample_weight, *, engine, opset=18):
     """The loss and its gradient with respect to the scores, from the gradient graph."""
     feeds = {"scores": scores, "y": y, "sample_weight": sample_weight}
-    return loss_session(case, *scores.shape, engine, opset).run(
+    return loss_session(case, *scores.shape, np.shape(y)[1], engine, opset).run(
         ["loss", "scores_grad"], {name: np.asarray(x, np.float32) for name, x in feeds.items()}
     )
 
@@ -221,9 +288,9 @@ def kinks(case, k):
     offsets = np.array([-2, -1, -0.25, 0, 0.25, 1, 2, 0])
     if case.task == "regression":
         y = np.tile([[0.5], [2.0]], (4, k))
-        return y + offsets[:, None], y
+        return case.wide(y + offsets[:, None]), y
     y = np.eye(k)[np.arange(8) % k] if case.task == "multiclass" else np.tile([[0.0], [1.0]], (4, k))
-    return np.repeat(offsets[:, None], k, axis=1), y
+    return np.repeat(offsets[:, None], case.n_scores(k), axis=1), y
 
 
 @each_engine
@@ -244,7 +311,7 @@ def test_subgradient_at_kinks_and_at_zero(case, engine):
 def test_extreme_scores(case, engine):
     k = 2 if case.task == "multiclass" else 1
     targets = {"regression": [[1.0], [3.0]], "multiclass": np.eye(2)}.get(case.task, [[0.0], [1.0]])
-    scores = np.array(list(product((-1e4, -90, 0.5, 90, 1e4), repeat=k)))
+    scores = np.array(list(product((-1e4, -90, 0.5, 90, 1e4), repeat=case.n_scores(k))))
     scores, y = np.tile(scores, (2, 1)), np.repeat(targets, len(scores), axis=0)
     with np.errstate(over="ignore", invalid="ignore"):
         finite = np.isfinite(case.rows(scores, y).astype(np.float32)).all(axis=1)
@@ -265,7 +332,7 @@ def takes_zero(case):
 def test_targets_of_zero(case, engine):
     scores = np.array([[-1e4], [-200.0], [-0.6], [0.4], [30.0]])
     with np.errstate(over="ignore", invalid="ignore"):
-        assert_right(case, scores, 0 * scores, np.ones(len(scores)), step=1e-3, engine=engine)
+        assert_right(case, case.wide(scores), 0 * scores, np.ones(len(scores)), step=1e-3, engine=engine)
 
 
 @each_engine
@@ -301,7 +368,7 @@ def test_rows_of_weight_zero_change_nothing(case, engine, sign):
     w[empty] = 0
     expected = run_loss(case, scores, y, w, engine=engine)
     huge = 3e38 if case.loss.link(case.task) == "exp" else 1e15
-    scores[empty] = sign * huge * np.array([1, -1, 1, -1])[:k]
+    scores[empty] = sign * huge * np.resize([1, -1], scores.shape[1])
     y[empty] = [[0.0], [-huge if case.task == "regression" else 1.0]]
     value, gradient = run_loss(case, scores, y, w, engine=engine)
     assert value == expected[0]
@@ -354,7 +421,10 @@ def test_only_losses_that_order_predictions_as_r2_does_are_judged_by_it(case):
     rng = np.random.default_rng(0)
     y = rng.exponential(size=(50, 1)) + 0.1
     scores = [y + size * rng.standard_t(2, size=(50, 1)) for size in np.linspace(0.1, 2, 40)]
-    errors = [case.rows(s, y).mean() for s in scores]
+    wide = [case.wide(s) for s in scores]
+    for s in wide:
+        s[:, 1:] = rng.normal()
+    errors = [case.rows(s, y).mean() for s in wide]
     predictions = [np.exp(s) if case.loss.link("regression") == "exp" else s for s in scores]
     order = np.argsort([r2_score(y, p) for p in predictions])[::-1]
     agrees = np.array_equal(np.argsort(errors), order)

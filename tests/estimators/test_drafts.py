@@ -66,7 +66,7 @@ def test_cached_form_equals_a_new_build(builder, task):
         whole = builder.build(7, 1, np.random.RandomState(seed), **data)
         expected = trainable_model(load(whole))
         examples = Examples({"X": InputData(X, np.dtype(np.float32))}, Targets(y, task, 1), None)
-        found = built_graph(builder, examples, None, np.random.RandomState(seed))
+        found = built_graph(builder, examples, examples.targets.n_scores, None, np.random.RandomState(seed))
         assert found.parameters == expected.parameters
         assert found.members == getattr(builder, "n_members", None)
         assert structure(found.model, ()) != structure(found.model, found.weights())

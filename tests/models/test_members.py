@@ -76,7 +76,7 @@ TASKS = [
     (name, task)
     for name, kind in LOSSES.items()
     for task in ("regression", "binary", "multiclass", "multilabel", "multioutput")
-    if task in kind.tasks or (task == "multioutput" and "multiclass" in kind.tasks)
+    if task in kind.tasks or (task == "multioutput" and "multiclass" in kind.tasks and name != "ordinal")
 ]
 
 
@@ -172,7 +172,7 @@ def test_predictions_of_numbers(loss, scaling):
     fitted = trained(OrtGradientRegressor, X, y, loss=loss, max_iter=3, rate=1e-4, target_scaling=scaling)
     scores = scores_of(fitted, X)
     means = np.exp(scores) if loss in ("poisson", "gamma", "tweedie") else scores
-    expected = means.mean(axis=1)
+    expected = means.mean(axis=1)[:, :2]  # the further scores are not predicted
     if scaling:
         by_log = loss in ("poisson", "gamma", "tweedie")
         expected = expected * y.mean(axis=0) if by_log else expected * y.std(axis=0) + y.mean(axis=0)

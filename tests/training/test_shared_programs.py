@@ -381,7 +381,7 @@ def test_weights_that_a_builder_draws_are_those_that_it_builds(builder):
     examples = Examples({"X": InputData(X, np.dtype(np.float32))}, targets, None)
     expected = trainable_model(load(builder.build(4, 2, np.random.RandomState(7))))
     for _ in range(2):
-        found = built_graph(builder, examples, None, np.random.RandomState(7))
+        found = built_graph(builder, examples, examples.targets.n_scores, None, np.random.RandomState(7))
         assert found.parameters == expected.parameters
         assert equal(found.weights(), expected.weights())
         assert structure(found.model, ()) != structure(found.model, found.parameters)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._utils.params import COUNT, OneOf, Range, Sizes, check_parameters, registered
+from onnxtrain_sklearn._utils.params import COUNT, Levels, OneOf, Range, Sizes, check_parameters, registered
 from onnxtrain_sklearn.exceptions import InvalidParameterError
 from onnxtrain_sklearn.losses import LOSSES, Huber, Loss
 from onnxtrain_sklearn.models import MODELS
@@ -26,6 +26,7 @@ from onnxtrain_sklearn.schedules import SCHEDULES
         ((Range(Real, 0),), 1e300, np.nan),
         ((OneOf(("auto",)), COUNT), "auto", "off"),
         ((Sizes(),), [3, 4], [3, 0]),
+        ((Levels(),), (0.1, 0.5), (0.5, 0.1)),
         ((Range(Integral, 0, 4), None), None, "None"),
     ],
 )

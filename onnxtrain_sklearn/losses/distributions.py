@@ -1,0 +1,167 @@
+"""Losses that learn more than one number of each target: location and scale, or several quantiles.
+
+A target has several scores, in blocks: the first block holds the locations, which are the predictions, the next ones
+the further parameters (:meth:`.Loss.n_scores`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from .._model.links import Link, Task
+from .._utils.params import POSITIVE, Levels, Rules
+from ..graph import GraphBuilder
+from .base import RegressionLoss
+
+
+def blocks(op: GraphBuilder, scores: ir.Value, count: int) -> list[ir.Value]:
+    """Emit the ``count`` blocks of columns of the scores, of equal width."""
+    shape = op.shape(scores)
+    assert shape is not None
+    width = int(str(shape[1])) // count
+    return [op.Slice(scores, [i * width], [(i + 1) * width], [1]) for i in range(count)]
+
+
+class _LocationAndScale(RegressionLoss):
+    """A loss of the location and the scale of each target."""
+
+    valid: ClassVar[Rules] = {"min_scale": (POSITIVE,)}
+
+    def __init__(self, min_scale: float = 1e-3) -> None:
+        self.min_scale = min_scale
+
+    def n_scores(self, task: Task, n_targets: int) -> int:
+        return 2 * n_targets
+
+    def location_and_scale(self, op: GraphBuilder, scores: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Emit location and scale of each target, (N, k) each, in the unit of the targets that are trained on."""
+        location, raw = blocks(op, scores, 2)
+        return location, op.Add(op.Softplus(raw), float(self.min_scale))
+
+
+class GaussianNLL(_LocationAndScale):
+    r"""Negative log-likelihood of a normal distribution whose mean and standard deviation depend on the row.
+
+    :math:`\log \sigma + (y - \mu)^2 / (2 \sigma^2)`, without the constant :math:`\log(2 \pi) / 2`, as
+    ``torch.nn.GaussianNLLLoss``. Each target has two scores: :math:`\mu`, which ``predict`` returns, and :math:`t`,
+    with :math:`\sigma = \mathrm{softplus}(t) + \sigma_{\min}`.
+
+    Parameters
+    ----------
+    min_scale : float, default=1e-3
+        Least standard deviation :math:`\sigma_{\min}`, positive, in the unit of the targets that are trained on:
+        standard deviations of ``y`` where the estimator scales them (``target_scaling``). Without it, the likelihood of
+        rows that are fitted exactly has no bound.
+
+    References
+    ----------
+    D. A. Nix and A. S. Weigend, "Estimating the mean and variance of the target probability distribution", ICNN 1994.
+
+    B. Lakshminarayanan, A. Pritzel, C. Blundell, "Simple and scalable predictive uncertainty estimation using deep
+    ensembles", NeurIPS 2017, for the softplus.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_diabetes
+    >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> net = OrtGradientRegressor(Linear(), loss="gaussian_nll", optimizer="lbfgs", tol=1e-3).fit(X, y)
+    >>> net.predict(X).shape, net.score(X, y) > 0.5
+    ((442,), True)
+    """
+
+    name = "gaussian_nll"
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        location, scale = self.location_and_scale(op, scores)
+        standardized = op.Div(op.Sub(location, y), scale)
+        return op.Add(op.Log(scale), op.Mul(op.Mul(standardized, standardized), 0.5))
+
+
+class LaplaceNLL(_LocationAndScale):
+    r"""Negative log-likelihood of a Laplace distribution whose median and scale depend on the row.
+
+    :math:`\log b + |y - m| / b`, without the constant :math:`\log 2`: an absolute error that learns how large it is.
+    Each target has two scores: the median :math:`m`, which ``predict`` returns, and :math:`t`, with
+    :math:`b = \mathrm{softplus}(t) + b_{\min}`. The subgradient at :math:`m = y` is 0.
+
+    Parameters
+    ----------
+    min_scale : float, default=1e-3
+        Least scale :math:`b_{\min}`, positive, in the unit of the targets that are trained on, as of
+        :class:`GaussianNLL`.
+
+    References
+    ----------
+    A. Kendall and Y. Gal, "What uncertainties do we need in Bayesian deep learning for computer vision?", NeurIPS 2017,
+    section 3.
+    """
+
+    name = "laplace_nll"
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        location, scale = self.location_and_scale(op, scores)
+        return op.Add(op.Log(scale), op.Div(op.Abs(op.Sub(location, y)), scale))
+
+
+class Quantiles(RegressionLoss):
+    r"""Pinball losses of several quantiles that do not cross; ``predict`` returns the median.
+
+    The mean over the quantiles of the loss of :class:`Quantile`. Each target has a score for each quantile: the first
+    is the median, the others are the steps from one quantile to the next, which a softplus makes positive, in the order
+    of the quantiles: :math:`v_{i+1} = v_i + \mathrm{softplus}(t_{i+1})` above the median, and
+    :math:`v_i = v_{i+1} - \mathrm{softplus}(t_i)` below.
+
+    Parameters
+    ----------
+    quantiles : sequence of float, default=(0.1, 0.5, 0.9)
+        The quantiles to estimate, increasing, in (0, 1), 0.5 among them.
+
+    References
+    ----------
+    R. Koenker and G. Bassett, "Regression quantiles", Econometrica 46, 1978.
+
+    Y. Park, D. Maddix, F.-X. Aubet, K. Kan, J. Gasthaus, Y. Wang, "Learning quantile functions without quantile
+    crossing for distribution-free time series forecasting", AISTATS 2022, for the steps.
+
+    Examples
+    --------
+    >>> from onnxtrain_sklearn import OrtGradientRegressor
+    >>> from onnxtrain_sklearn.losses import Quantiles
+    >>> OrtGradientRegressor(loss=Quantiles([0.05, 0.5, 0.95]))
+    OrtGradientRegressor(loss=Quantiles(quantiles=[0.05, 0.5, 0.95]))
+    """
+
+    name = "quantiles"
+    valid: ClassVar[Rules] = {"quantiles": (Levels(),)}
+
+    def __init__(self, quantiles: Sequence[float] = (0.1, 0.5, 0.9)) -> None:
+        self.quantiles = quantiles
+
+    def n_scores(self, task: Task, n_targets: int) -> int:
+        return len(self.quantiles) * n_targets
+
+    def values(self, op: GraphBuilder, scores: ir.Value) -> list[ir.Value]:
+        """Emit the quantiles of each target, (N, k) each, in increasing order."""
+        levels = [float(level) for level in self.quantiles]
+        middle, (median, *steps) = levels.index(0.5), blocks(op, scores, len(levels))
+        below, above = [median], [median]
+        for step in reversed(steps[:middle]):
+            below.append(op.Sub(below[-1], op.Softplus(step)))
+        for step in steps[middle:]:
+            above.append(op.Add(above[-1], op.Softplus(step)))
+        return [*below[:0:-1], *above]
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        total = None
+        for level, value in zip(self.quantiles, self.values(op, scores), strict=True):
+            residual = op.Sub(value, y)
+            loss = op.Mul(op.Abs(residual), 0.5)
+            if level != 0.5:
+                loss = op.Add(loss, op.Mul(residual, 0.5 - float(level)))
+            total = loss if total is None else op.Add(total, loss)
+        assert total is not None
+        return op.Mul(total, 1.0 / len(self.quantiles))
