@@ -1,8 +1,8 @@
-"""The batch axis of a graph: free or fix its size, and find where rows meet along it.
+"""The batch axis of a graph: fix its size, and find where rows meet along it.
 
-:func:`free_batch_axis` runs once, when a graph is read; :func:`with_batch` makes the copy that a training step runs.
-Both infer the shapes of all values from those of the inputs (:func:`infer_anew`), because the file may declare sizes
-that hold only for the old batch.
+:func:`with_batch` makes the copy that a training step runs. It infers the shapes of all values from those of the
+inputs (:func:`infer_anew`), because the file may declare sizes that hold only for another batch. ``fixed_batch`` lets a
+file of a fixed batch take any number of rows.
 
 Rows meet where one row affects the result of another. :func:`trace_rows` goes through the nodes in order and
 tracks where the rows lie in each value: their axis, and how many elements of that axis belong to one row. ``RULES`` has
@@ -20,31 +20,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import onnx_ir as ir
 
 from .._ir.control_flow import complete_bodies, states_of_known_start
 from .._ir.queries import attribute, constant, dims, graphs_in, kind, node_label, operand, opset
 from .._ir.shape_values import Integers, evaluate, is_complete, note_constant
 from .._ir.shapes import forget_shapes, infer_shapes
-from ..exceptions import ModelError
-
-
-def free_batch_axis(model: ir.Model) -> None:
-    """Make the first axis of every input dynamic, in place: exporters often fix it to the batch that they traced.
-
-    Constant shapes of Reshape that begin with that number are freed too. This is a guess: the caller has to compare the
-    graph with the file on rows of data.
-    """
-    fixed = [v for v in model.graph.inputs if has_fixed_batch(v)]
-    if not fixed:
-        return
-    _free_reshapes(model, {int(str(v.shape[0])) for v in fixed if v.shape is not None})
-    for value in fixed:
-        assert value.shape is not None
-        _require_batch_first(value, model.graph.inputs)
-        value.shape = ir.Shape([ir.SymbolicDim("N"), *list(value.shape)[1:]])
-    infer_anew(model)
 
 
 def with_batch(model: ir.Model, batch: int) -> ir.Model:
@@ -75,53 +56,6 @@ def infer_anew(model: ir.Model) -> ir.Model:
     infer_shapes(model)
     complete_bodies(model)
     return model
-
-
-def has_fixed_batch(value: ir.Value) -> bool:
-    """Return True if the first axis of an input has a fixed size."""
-    return value.shape is not None and bool(len(value.shape)) and isinstance(value.shape[0], int)
-
-
-def _free_reshapes(model: ir.Model, batches: set[int]) -> None:
-    """Make each Reshape keep the first axis of its data, if its shape is constant and begins with the batch size."""
-    infer_shapes(model)  # before the inputs are freed: the fixed sizes of the data are compared below
-    for node in [n for n in model.graph if n.op_type == "Reshape" and not n.domain]:
-        data, wanted = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
-        sizes = None if data is None or constant(data) is not None else data.shape
-        if wanted is None or not wanted.size or not sizes or int(wanted[0]) not in batches or sizes[0] != wanted[0]:
-            continue
-        if node.attributes.get_int("allowzero", 0):  # PyTorch writes it; a zero would then be the size 0, not "keep"
-            if 0 in wanted:
-                continue
-            del node.attributes["allowzero"]
-        freed = np.concatenate([[0], wanted[1:]]).astype(np.int64)
-        name = f"{node.outputs[0].name}/rows"
-        own = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(freed.shape))
-        own.const_value = ir.tensor(freed, name=name)
-        model.graph.initializers.add(own)
-        node.replace_input_with(1, own)
-
-
-def _require_batch_first(value: ir.Value, inputs: Iterable[ir.Value]) -> None:
-    assert value.shape is not None
-    first, *others = value.shape
-    free = [d.value for d in others if isinstance(d, ir.SymbolicDim) and d.value and not d.value.startswith("unk__")]
-    if free and first != 1:
-        shape = f"Graph input {value.name!r} has shape {value.shape}: its first axis is fixed to {first}"
-        rows = [v.shape[0].value for v in inputs if v.shape and isinstance(v.shape[0], ir.SymbolicDim)]
-        if rows and not {*rows} & {*free}:
-            raise ModelError(
-                f"{shape}, and its free axis {free[0]!r} is not that of the rows, {rows[0]!r}, as with the edges of a "
-                f"graph. Every input must have a row for each sample: let a whole graph be a sample, with its nodes as "
-                f"(N, nodes, features) and, instead of a list of edges, its adjacency matrix (N, nodes, nodes), which "
-                f"MatMul multiplies by the nodes."
-            )
-        axis = next(i for i, d in enumerate(value.shape) if isinstance(d, ir.SymbolicDim) and d.value in free)
-        raise ModelError(
-            f"{shape}, and its rows are on axis {axis} ({free[0]!r}). Say so by model=GraphModel(..., batch_axis="
-            f"{{{value.name!r}: {axis}}}), with the axes of the rows of all inputs and outputs of which it is not the "
-            f"first, and give X with the rows first, np.moveaxis(array, {axis}, 0)."
-        )
 
 
 ROW_LOSSES = "onnxtrain/row_losses"
@@ -192,7 +126,7 @@ def trace_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value
             upstream.add(node)
             front += [x for x in node.inputs if x is not None]
 
-    tracer = _Tracer(graph, by_row, batch)
+    tracer = Tracer(graph, by_row, batch)
     unknown: Finding | None = None
     for node in (node for node in graph if node in upstream):
         try:
@@ -210,7 +144,7 @@ def trace_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value
     return Finding(True)
 
 
-class _Tracer:
+class Tracer:
     """The places of the rows in the values of a graph, found node by node.
 
     Attributes
@@ -310,6 +244,9 @@ class _Tracer:
 
     def _place_of_sizes(self, node: ir.Node) -> Rows | None:
         """Return the place of the rows in a value made from sizes only, such as zeros of a size."""
+        known = self.known.get(node.outputs[0])
+        if self.batch == BATCH and known is not None and is_complete(known):
+            return None  # the sizes of other axes
         sizes = self.sizes(node.outputs[0])
         if None in sizes or not all(sizes):
             raise Unknown
@@ -387,16 +324,16 @@ def _required(place: Place) -> Rows:
 
 
 Result: TypeAlias = "Rows | list[Rows | None] | None"
-Rule: TypeAlias = "Callable[[_Tracer, ir.Node], Result]"
+Rule: TypeAlias = "Callable[[Tracer, ir.Node], Result]"
 
 
-def _first_alone(s: _Tracer, node: ir.Node) -> Result:
+def _first_alone(s: Tracer, node: ir.Node) -> Result:
     """Follow elements of the first input; the other inputs are settings."""
     s.fixed(*node.inputs[1:])
     return _required(s.of(node, 0))
 
 
-def _on_first_axis(s: _Tracer, node: ir.Node) -> Result:
+def _on_first_axis(s: Tracer, node: ir.Node) -> Result:
     """Follow operators that treat each element of the first axis separately."""
     places = {s.place(x) for x in node.inputs} - {None}
     if places != {Rows(0)}:
@@ -404,13 +341,13 @@ def _on_first_axis(s: _Tracer, node: ir.Node) -> Result:
     return Rows(0)
 
 
-def _attention(s: _Tracer, node: ir.Node) -> Result:
+def _attention(s: Tracer, node: ir.Node) -> Result:
     if s.of(node, 3) is not None and s.rank(node.inputs[3]) < 4:  # a mask without an axis of rows
         raise Unknown
     return _on_first_axis(s, node)
 
 
-def _first_with_fixed(s: _Tracer, node: ir.Node) -> Result:
+def _first_with_fixed(s: Tracer, node: ir.Node) -> Result:
     """Follow operators that treat each element of the first axis of the first input separately."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
@@ -419,7 +356,7 @@ def _first_with_fixed(s: _Tracer, node: ir.Node) -> Result:
     return place
 
 
-def _reduction(s: _Tracer, node: ir.Node) -> Result:
+def _reduction(s: Tracer, node: ir.Node) -> Result:
     x, place = node.inputs[0], _required(s.of(node, 0))
     has_axes = attribute(node, "axes", None) is not None or operand(node, 1) is not None
     axes = _axes_of(s, node) if has_axes else []
@@ -432,14 +369,14 @@ def _reduction(s: _Tracer, node: ir.Node) -> Result:
     return place._replace(axis=place.axis - gone)
 
 
-def _arg_extreme(s: _Tracer, node: ir.Node) -> Result:
+def _arg_extreme(s: Tracer, node: ir.Node) -> Result:
     """Follow ArgMax and ArgMin."""
     place, axis = _required(s.of(node, 0)), node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])
     _along(place, [axis])
     return place._replace(axis=place.axis - (not node.attributes.get_int("keepdims", 1) and axis < place.axis))
 
 
-def _softmax(s: _Tracer, node: ir.Node) -> Result:
+def _softmax(s: Tracer, node: ir.Node) -> Result:
     place, rank, single = _required(s.of(node, 0)), s.rank(node.inputs[0]), opset(node) >= 13
     axis = node.attributes.get_int("axis", -1 if single else 1) % rank
     _along(place, [axis] if single else range(axis, rank))
@@ -449,7 +386,7 @@ def _softmax(s: _Tracer, node: ir.Node) -> Result:
 def _over_last_axes(default: int) -> Rule:
     """Return the rule of normalizations over an axis and all later ones, with scales that do not depend on rows."""
 
-    def rule(s: _Tracer, node: ir.Node) -> Result:
+    def rule(s: Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
         place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
         _along(place, range(node.attributes.get_int("axis", default) % rank, rank))
@@ -461,7 +398,7 @@ def _over_last_axes(default: int) -> Rule:
 def _along_axis(default: int) -> Rule:
     """Return the rule of operators that move or combine elements along the axis of an attribute."""
 
-    def rule(s: _Tracer, node: ir.Node) -> Result:
+    def rule(s: Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
         place = _required(s.of(node, 0))
         _along(place, [node.attributes.get_int("axis", default) % s.rank(node.inputs[0])])
@@ -470,40 +407,40 @@ def _along_axis(default: int) -> Rule:
     return rule
 
 
-def _along_axis_input(s: _Tracer, node: ir.Node) -> Result:
+def _along_axis_input(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     _along(place, [axis % rank for axis in s.integers(operand(node, 1))])
     return place
 
 
-def _batch_normalization(s: _Tracer, node: ir.Node) -> Result:
+def _batch_normalization(s: Tracer, node: ir.Node) -> Result:
     place = _first_alone(s, node)
     assert isinstance(place, Rows)
     # as in inference, with stored statistics; in training, the caller knows that statistics mix the rows
     return [place] + [None] * (len(node.outputs) - 1)
 
 
-def _instance_normalization(s: _Tracer, node: ir.Node) -> Result:
+def _instance_normalization(s: Tracer, node: ir.Node) -> Result:
     place = _first_alone(s, node)
     assert isinstance(place, Rows)
     _along(place, range(2, s.rank(node.inputs[0])))
     return place
 
 
-def _mean_variance(s: _Tracer, node: ir.Node) -> Result:
+def _mean_variance(s: Tracer, node: ir.Node) -> Result:
     place = _required(s.of(node, 0))
     _along(place, [axis % s.rank(node.inputs[0]) for axis in attribute(node, "axes", [0, 2, 3])])
     return place
 
 
-def _product(s: _Tracer, node: ir.Node) -> Result:
+def _product(s: Tracer, node: ir.Node) -> Result:
     a, b = node.inputs[:2]
     s.fixed(*node.inputs[2:])
     return _product_of(s, a, b, False, False)
 
 
-def _product_of(s: _Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
+def _product_of(s: Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
     """Return the place of the rows in a matrix product, whose leading axes are broadcast."""
     left, right, m, n = s.place(a), s.place(b), s.rank(a), s.rank(b)
     if m == 1 or n == 1:  # a product with a vector, which has no axis beside the one that is summed over
@@ -539,7 +476,7 @@ def _product_of(s: _Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool
     return place
 
 
-def _gemm(s: _Tracer, node: ir.Node) -> Result:
+def _gemm(s: Tracer, node: ir.Node) -> Result:
     a, b, c = node.inputs[0], node.inputs[1], operand(node, 2)
     turned = bool(node.attributes.get_int("transA", 0)), bool(node.attributes.get_int("transB", 0))
     place = _product_of(s, a, b, *turned) if s.place(a) or s.place(b) else None
@@ -551,13 +488,13 @@ def _gemm(s: _Tracer, node: ir.Node) -> Result:
     return place or own
 
 
-def _transpose(s: _Tracer, node: ir.Node) -> Result:
+def _transpose(s: Tracer, node: ir.Node) -> Result:
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     order = attribute(node, "perm", None) or [*reversed(range(rank))]
     return place._replace(axis=[*order].index(place.axis))
 
 
-def _reshape(s: _Tracer, node: ir.Node) -> Result:
+def _reshape(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     before, after = s.sizes(node.inputs[0]), s.sizes(node.outputs[0])
     # sizes that shape inference left unknown: 0 copies the size of the data, and a last one follows from the others
@@ -595,7 +532,7 @@ def _reshaped(place: Rows, before: list[int | None], after: list[int | None], ba
     raise Unknown
 
 
-def _flatten(s: _Tracer, node: ir.Node) -> Result:
+def _flatten(s: Tracer, node: ir.Node) -> Result:
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     axis = node.attributes.get_int("axis", 1)
     if place.axis == 0 and rank > 1 and axis % rank == 1:
@@ -608,13 +545,13 @@ def _flatten(s: _Tracer, node: ir.Node) -> Result:
     return _reshaped(place, sizes, [*two], s.batch)
 
 
-def _axes_of(s: _Tracer, node: ir.Node) -> list[int]:
+def _axes_of(s: Tracer, node: ir.Node) -> list[int]:
     """Return axes that are an attribute in earlier opsets and an input in later ones."""
     axes = attribute(node, "axes", None)
     return [*axes] if axes is not None else s.integers(operand(node, 1))
 
 
-def _squeeze(s: _Tracer, node: ir.Node) -> Result:
+def _squeeze(s: Tracer, node: ir.Node) -> Result:
     place, x = _required(s.of(node, 0)), node.inputs[0]
     if "axes" not in node.attributes and operand(node, 1) is None:
         axes = [i for i, size in enumerate(s.sizes(x)) if size == 1]
@@ -625,26 +562,26 @@ def _squeeze(s: _Tracer, node: ir.Node) -> Result:
     return place._replace(axis=place.axis - sum(axis < place.axis for axis in axes))
 
 
-def _unsqueeze(s: _Tracer, node: ir.Node) -> Result:
+def _unsqueeze(s: Tracer, node: ir.Node) -> Result:
     place, axes = _required(s.of(node, 0)), _axes_of(s, node)
     rank = s.rank(node.inputs[0]) + len(axes)
     new = {axis % rank for axis in axes}
     return place._replace(axis=[i for i in range(rank) if i not in new][place.axis])
 
 
-def _expand(s: _Tracer, node: ir.Node) -> Result:
+def _expand(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     return s.aligned(node, node.inputs[:1])
 
 
-def _tile(s: _Tracer, node: ir.Node) -> Result:
+def _tile(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     times = s.integers(operand(node, 1))[place.axis]
     return place._replace(before=place.before * times)  # all rows, then all rows again
 
 
-def _concat(s: _Tracer, node: ir.Node) -> Result:
+def _concat(s: Tracer, node: ir.Node) -> Result:
     places, rank = [s.place(x) for x in node.inputs], s.rank(node.inputs[0])
     axis, found = node.attributes.get_int("axis", 0) % rank, {place for place in places if place is not None}
     if any(place.axis == axis for place in found):
@@ -658,7 +595,7 @@ def _concat(s: _Tracer, node: ir.Node) -> Result:
     return next(iter(found))
 
 
-def _slice(s: _Tracer, node: ir.Node) -> Result:
+def _slice(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     if "starts" in node.attributes:
@@ -678,7 +615,7 @@ def _slice(s: _Tracer, node: ir.Node) -> Result:
     return place
 
 
-def _gather(s: _Tracer, node: ir.Node) -> Result:
+def _gather(s: Tracer, node: ir.Node) -> Result:
     data, indices = node.inputs[:2]
     axis, own, read = node.attributes.get_int("axis", 0) % s.rank(data), s.place(data), s.place(indices)
     if own is None:  # a table for all rows, such as an embedding: the axes of the indices take the place of its axis
@@ -690,7 +627,7 @@ def _gather(s: _Tracer, node: ir.Node) -> Result:
     return own._replace(axis=own.axis + (s.rank(indices) - 1 if axis < own.axis else 0))
 
 
-def _gather_elements(s: _Tracer, node: ir.Node) -> Result:
+def _gather_elements(s: Tracer, node: ir.Node) -> Result:
     data, indices = s.of(node, 0), s.of(node, 1)
     axis = node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])
     if data is None:
@@ -701,7 +638,7 @@ def _gather_elements(s: _Tracer, node: ir.Node) -> Result:
     return data
 
 
-def _gather_nd(s: _Tracer, node: ir.Node) -> Result:
+def _gather_nd(s: Tracer, node: ir.Node) -> Result:
     data, indices, shared = s.of(node, 0), s.of(node, 1), node.attributes.get_int("batch_dims", 0)
     if data is None and indices is not None and indices.axis < s.rank(node.inputs[1]) - 1 and not shared:
         return indices
@@ -710,13 +647,13 @@ def _gather_nd(s: _Tracer, node: ir.Node) -> Result:
     raise Unknown
 
 
-def _one_hot(s: _Tracer, node: ir.Node) -> Result:
+def _one_hot(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     return place._replace(axis=place.axis + (node.attributes.get_int("axis", -1) % (rank + 1) <= place.axis))
 
 
-def _pad(s: _Tracer, node: ir.Node) -> Result:
+def _pad(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
     pads = [*attribute(node, "pads", [])] if "pads" in node.attributes else s.integers(operand(node, 1))
@@ -728,7 +665,7 @@ def _pad(s: _Tracer, node: ir.Node) -> Result:
     return place
 
 
-def _resize(s: _Tracer, node: ir.Node) -> Result:
+def _resize(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     before, after = (s.sizes(x)[place.axis] for x in (node.inputs[0], node.outputs[0]))
@@ -737,7 +674,7 @@ def _resize(s: _Tracer, node: ir.Node) -> Result:
     return place
 
 
-def _recurrent(s: _Tracer, node: ir.Node) -> Result:
+def _recurrent(s: Tracer, node: ir.Node) -> Result:
     # Rows come second by default, after the steps, and first with layout=1; lengths (input 4) have no other axis. The
     # first output has an axis of directions too.
     first = node.attributes.get_int("layout", 0)
@@ -750,7 +687,7 @@ def _recurrent(s: _Tracer, node: ir.Node) -> Result:
     return found[: len(node.outputs)]
 
 
-def _einsum(s: _Tracer, node: ir.Node) -> Result:
+def _einsum(s: Tracer, node: ir.Node) -> Result:
     equation = attribute(node, "equation", "").replace(" ", "")
     operands, _, result = equation.partition("->")
     if "." in equation or not result or "->" not in equation:
@@ -768,7 +705,7 @@ def _einsum(s: _Tracer, node: ir.Node) -> Result:
     return place._replace(axis=result.index(letter))
 
 
-def _dynamic_quantize(s: _Tracer, node: ir.Node) -> Result:
+def _dynamic_quantize(s: Tracer, node: ir.Node) -> Result:
     """Follow DynamicQuantizeLinear: its range is that of all rows, but such rounding does not count as meeting.
 
     Padding repeats rows, which does not change the range.
@@ -776,7 +713,7 @@ def _dynamic_quantize(s: _Tracer, node: ir.Node) -> Result:
     return [_required(s.of(node, 0)), None, None]
 
 
-def _triangle(s: _Tracer, node: ir.Node) -> Result:
+def _triangle(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     if place.axis >= s.rank(node.inputs[0]) - 2:  # what is left of a row would depend on its number
@@ -784,14 +721,14 @@ def _triangle(s: _Tracer, node: ir.Node) -> Result:
     return place
 
 
-def _loss_of_rows(s: _Tracer, node: ir.Node) -> Result:
+def _loss_of_rows(s: Tracer, node: ir.Node) -> Result:
     if attribute(node, "reduction", "mean") not in ("none", b"none"):
         raise RowsMeet
     s.fixed(*node.inputs[2:])
     return _on_first_axis(s, node)
 
 
-def _distances(s: _Tracer, node: ir.Node) -> Result:
+def _distances(s: Tracer, node: ir.Node) -> Result:
     left, right = s.of(node, 0), s.of(node, 1)
     if left is not None and right is not None:  # the distance of each row to each other one
         raise RowsMeet
@@ -800,7 +737,7 @@ def _distances(s: _Tracer, node: ir.Node) -> Result:
     return Rows(0) if left is not None else Rows(1)
 
 
-def _compress(s: _Tracer, node: ir.Node) -> Result:
+def _compress(s: Tracer, node: ir.Node) -> Result:
     """Follow Compress, which keeps elements by a condition."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
@@ -810,13 +747,15 @@ def _compress(s: _Tracer, node: ir.Node) -> Result:
     return place
 
 
-_ELEMENTWISE = """
+ELEMENTWISE = frozenset(
+    """
 Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast CastLike Ceil Celu
 Clip Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN
 LeakyRelu Less LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Shrink Sigmoid
 Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor Bernoulli
 com.microsoft.Gelu com.microsoft.FastGelu com.microsoft.QuickGelu com.microsoft.BiasGelu
-"""
+""".split()
+)
 
 _BY_FIRST_AXIS = """
 AffineGrid GridSample RotaryEmbedding MaxUnpool
@@ -861,7 +800,7 @@ _SIZE_OPERANDS: Mapping[str, Collection[int]] = {
 """The operands that operators read as sizes."""
 
 RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE.split(), lambda s, node: s.aligned(node, node.inputs)),
+    **dict.fromkeys(ELEMENTWISE, lambda s, node: s.aligned(node, node.inputs)),
     **dict.fromkeys(_BY_FIRST_AXIS.split(), _on_first_axis),
     **dict.fromkeys(_BY_FIRST_AXIS_OF_FIRST.split(), _first_with_fixed),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),

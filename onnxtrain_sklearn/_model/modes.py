@@ -24,8 +24,8 @@ from .._ir.opsets import RENEWED_OPSET, in_opset
 from .._ir.queries import attribute, constant, dims, every_node, is_read, node_label, operand
 from ..exceptions import ModelError, UnsupportedOperatorError, warn
 from ..graph import GraphBuilder, copy_type, names_of
-from .batch_axis import free_batch_axis
 from .constants import tensor_of
+from .fixed_batch import free_batch_axis
 
 _FIRST_OPSETS = {"BatchNormalization": 14, "Dropout": 12}
 """The first opsets in which these operators have a training mode."""

@@ -85,6 +85,9 @@ PARTS = frozenset({"Slice", "Split"})
 CONSTANT_INPUT = "onnxtrain/constant_input"
 """Key in the metadata of an initializer that was an input of the file, the same in every call."""
 
+REPEATS = "onnxtrain/repeats"
+"""Key in the ``meta`` of a node that repeats a constant for each row, in a file of a fixed batch."""
+
 EXPORTER = "exporter"
 """Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
 
@@ -135,7 +138,7 @@ class Roles:
         """
         for node, index in value.uses():
             joined = node.op_type == "Concat" and not any(x in self._varying for x in node.inputs)
-            passes = node.op_type in MOVES | PARTS or is_fake(node)
+            passes = node.op_type in MOVES | PARTS or is_fake(node) or REPEATS in node.meta
             if node.domain == "" and ((passes and index == 0) or joined):
                 for output in node.outputs:
                     yield from self._uses(output)

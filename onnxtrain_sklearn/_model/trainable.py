@@ -28,8 +28,9 @@ from .._utils.errors import refusing
 from ..exceptions import ModelError, nearest
 from ..graph import GraphBuilder
 from .activation import activation_of, scores_of
-from .batch_axis import free_batch_axis, infer_anew
+from .batch_axis import infer_anew
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
+from .fixed_batch import free_batch_axis
 from .modes import normalizes_by_batch, separate_running_statistics, separate_stored_statistics, use_running_statistics
 from .precision import NOTHING_KEPT, KeptTypes, kept_types
 from .ranges import range_of

@@ -36,7 +36,7 @@ from .._ir.shapes import infer_shapes
 from .._ml_operators.linear import post_transform_of
 from .._ml_operators.rewrite import hold_formulas, rewrite
 from .._ml_operators.rewritten_node import Role
-from .._model.batch_axis import free_batch_axis
+from .._model.fixed_batch import free_batch_axis
 from .._model.trainable import TrainableModel, spec_of, trainable_model
 from .._ort import devices, sessions
 from ..exceptions import ModelError, UnsupportedOperatorError
