@@ -383,7 +383,7 @@ def pieces(
     if not fragments:
         start, description = 0, _description(source)
         names: list[str] = []
-        for batch in _batches(dataset, size, columns, target_columns):
+        for batch in _named_batches(_batches(dataset, size, columns, target_columns), description):
             names = names or [*_features(batch.schema.names, columns, target_columns), *target_columns]
             end = start + batch.num_rows
             if end > start:
@@ -424,6 +424,24 @@ def _read_batches(batches: Iterator[Any], place: str, path: str, stamp: tuple[in
         if batch is None:
             return
         yield batch
+
+
+def _named_batches(batches: Iterator[Any], description: str) -> Iterator[Any]:
+    """Yield batches of a source without files; an error of its reader names the source and the row."""
+    import pyarrow as pa
+
+    start = 0
+    while True:
+        try:
+            batch = next(batches, None)
+        except (pa.ArrowException, OSError) as error:
+            if str(error).rstrip().endswith("KeyboardInterrupt"):  # Ctrl-C in a reader that is written in Python
+                raise KeyboardInterrupt from error
+            raise ValueError(f"Rows from {start} on of {description} cannot be read: {error}") from error
+        if batch is None:
+            return
+        yield batch
+        start += batch.num_rows
 
 
 def _row_group_batches(group: Any, schema: Any, size: int) -> Iterator[Any]:
@@ -483,7 +501,19 @@ def file_dataset(source: Any) -> Any:
     try:
         return ds.dataset(files, format=_format(kinds), partitioning="hive")
     except (pa.ArrowException, OSError) as error:
+        _require_different_names(files[0], kinds)
         raise ValueError(f"The table cannot be read: {error}") from error
+
+
+def _require_different_names(file: str, kinds: Sequence[str]) -> None:
+    """Raise if columns of a Parquet file have the same name, which pyarrow does not name."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if FORMATS[kinds[0]] == "parquet":
+        with suppress(pa.ArrowException, OSError):
+            if repeated := _repeated(pq.read_schema(file).names):
+                raise ValueError(f"{file} has several columns of the name {repeated[0]!r}. Give them different names.")
 
 
 def _format(kinds: Sequence[str]) -> Any:
@@ -605,8 +635,10 @@ def _schema(
             raise ValueError(f"{fragment.path} cannot be read: {error}") from error
         first = fragments[0].physical_schema.names
         if columns is None and (more := [name for name in own.names if name not in first and name not in folders]):
+            less = [name for name in needed if name in first and name not in own.names]
             raise ValueError(
-                f"{fragment.path} has columns that {fragments[0].path} lacks: {more}. Name the features: columns=[...]."
+                f"{fragment.path} has columns that {fragments[0].path} lacks: {more}"
+                f"{f', and lacks {less}' if less else ''}. Name the features: columns=[...]."
             )
         for name in needed:
             if name not in own.names:
@@ -629,13 +661,14 @@ def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any
     import pyarrow as pa
 
     kinds = (one[0], other[0])
+    texts = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds]
+    if all("string" in str(kind) for kind in texts):  # categories in some files, which are texts too
+        kinds = (texts[0], texts[1])
     try:
         if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
             raise pa.ArrowTypeError("Arrow does not round decimals to the nearest float64.")  # as `readable` does
         return (
-            pa.unify_schemas([pa.schema([(name, one[0])]), pa.schema([(name, other[0])])], promote_options="permissive")
-            .field(0)
-            .type
+            pa.unify_schemas([pa.schema([(name, kind)]) for kind in kinds], promote_options="permissive").field(0).type
         )
     except (pa.ArrowTypeError, pa.ArrowInvalid):
         raise ValueError(

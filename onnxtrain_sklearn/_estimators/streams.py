@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
 from .._data.batches import Block, BlockBatches
 from .._data.class_weight import balanced_labels, balanced_weights
@@ -29,7 +29,7 @@ from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks, holds_blocks, is_source, names_of, pieces, readable, targets_in
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
-from .._data.targets import Classes, Targets, checked_weights, mask_of_labels, masked_labels
+from .._data.targets import Classes, Targets, checked_weights, mask_of_labels, masked_labels, require_present
 from .._fitted.fitted_model import encoded_inputs
 from .._inference.graph import Decoding
 from .._model.links import TargetScaling
@@ -204,7 +204,9 @@ class Stream:
         except (ValueError, TypeError):
             for i in self.training_blocks:
                 with named_block(self.source, i):
-                    convert(block_parts(self.source, i)[0])
+                    own = block_parts(self.source, i)[0]
+                    with named_place(_place(self.source, i), own):
+                        convert(own)
             raise
 
 
@@ -228,7 +230,8 @@ class GraphBlocks:
             X, y, sample_weight = block_parts(self._stream.source, number)
             columns = self._matrix(X)
             if columns is None:
-                columns = graph_inputs(self._estimator, X, state.graph.inputs, state.fitted, reset=False)
+                with named_place(_place(self._stream.source, number), X):
+                    columns = graph_inputs(self._estimator, X, state.graph.inputs, state.fitted, reset=False)
                 columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
             targets, weights = self._encoded(len(next(iter(columns.values()))), y, sample_weight)
             examples = scaled(Examples(columns, targets, weights), state.decoding.target_scale)
@@ -463,6 +466,10 @@ def add_targets(
     if counted is not None and columns.shape[1] > 1:
         raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
     rows = slice(None) if counted is None else counted.reshape(-1)
+    if output_task.ignore_label is None:  # else masked_labels has checked them
+        require_present(columns[rows])
+    if columns.dtype.kind == "f":
+        assert_all_finite(columns[rows], input_name="y")
     # If rows have several labels, balanced weights depend on numbers of rows, not on weights: see balanced_labels.
     label_weights = np.ones(len(y)) if weights is None or columns.shape[1] > 1 else weights
     label_weights = label_weights * trains  # a label that only held-out rows have is a class of weight zero
@@ -624,18 +631,36 @@ def _bytes_of_table(table: Any) -> list[Any]:
 @contextmanager
 def named_block(source: Any, i: int) -> Iterator[None]:
     """Prepend the name of block ``i`` to the message of a ValueError or TypeError."""
-    with _named_place(_place(source, i)):
+    with named_place(_place(source, i)):
         yield
 
 
 @contextmanager
-def _named_place(place: str) -> Iterator[None]:
+def named_place(place: str, X: Any = None) -> Iterator[None]:
+    """Name the place of the rows in errors, and the column of ``X``, a table, if it has missing or infinite numbers."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        if type(error) not in (ValueError, TypeError) or str(error).startswith(place):
+        text = str(error)
+        if type(error) not in (ValueError, TypeError) or text.startswith(place):
             raise
-        raise type(error)(f"{place}: {error}") from error
+        if text.startswith(("Input X contains", "Input contains")) and (wrong := _columns_not_finite(X)):
+            text = f"Column {wrong[0]!r}: {text}"
+        raise type(error)(f"{place}: {text}") from error
+
+
+def _columns_not_finite(X: Any) -> list[str]:
+    """Return the names of the columns of a table with missing, infinite or too large numbers."""
+    X = X.to_pandas() if hasattr(X, "column_names") else X
+    if not hasattr(X, "iloc"):
+        return []
+    found = []
+    for name, own in X.items():
+        numbers = np.asarray(own)
+        with np.errstate(over="ignore"):
+            if own.isna().any() or (numbers.dtype.kind == "f" and not np.isfinite(numbers.astype(np.float32)).all()):
+                found.append(name)
+    return found
 
 
 def _place(source: Any, i: int) -> str:
@@ -877,8 +902,9 @@ def result_of(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:
     except (ValueError, TypeError):
         start = 0
         for place, n_rows in rows.places:
-            with _named_place(place):
-                method(*(_cut(one, start, start + n_rows) for one in given))
+            parts = [_cut(one, start, start + n_rows) for one in given]
+            with named_place(place, parts[0]):
+                method(*parts)
             start += n_rows
         raise
 
@@ -908,7 +934,7 @@ def _batches(estimator: Any, method: str, parts: Iterator[SourceRows]) -> Genera
     facts: Batching = estimator._batching()
     for part in parts:
         if not size:
-            with _named_place(part.places[0][0]):
+            with named_place(part.places[0][0]):
                 chunk, width = facts.chunk_rows(part.X, method)
             size = chunk * max(1, min(BATCH_ROWS, BATCH_NUMBERS // width) // chunk)
         waiting.append(part)

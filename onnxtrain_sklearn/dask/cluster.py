@@ -10,7 +10,8 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..exceptions import ClusterError, DivergenceError, ModelError
@@ -49,7 +50,8 @@ class Cluster:
         import dask
 
         # Weights are arguments: as part of a task they survive a worker, which scattered arrays do not.
-        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
+        quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"})
+        with quiet, self._connected():
             return self.client.submit(
                 function, *arguments, key=f"{function.__name__.strip('_')}-{uuid.uuid4().hex}", pure=False
             )
@@ -60,7 +62,23 @@ class Cluster:
 
     def compute(self, delayed: Sequence[Any]) -> list[Future]:
         """Compute delayed objects, and hold their results until :meth:`release` or :meth:`close`."""
-        return self.hold(self.client.compute(list(delayed)))
+        with self._connected():
+            return self.hold(self.client.compute(list(delayed)))
+
+    def persist(self, collections: Sequence[Any]) -> list[Any]:
+        """Compute collections whose partitions stay on the workers; return collections of the results."""
+        with self._connected():
+            return list(self.client.persist(list(collections)))
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        """Name the cause of an error if the client was closed, by another thread perhaps, or lost its scheduler."""
+        try:
+            yield
+        except Exception as error:  # its type depends on the moment, and on the release of distributed
+            if self.client.status == "running":
+                raise
+            raise ClusterError(f"The client was closed, or its scheduler was lost: {error}") from error
 
     def hold(self, futures: list[Future]) -> list[Future]:
         """Keep results on the workers until :meth:`release` or :meth:`close`."""
@@ -172,10 +190,10 @@ class _Watch:
         while not self._stopped.is_set():
             try:
                 known = self._client.scheduler_info(n_workers=-1)["workers"]
-            except Exception as error:  # of a client that is closed or lost
+                self._full = [float(when) for when, _ in self._client.get_events("worker-restart-memory")]
+            except Exception as error:  # of a client that is closed or lost, perhaps between the two questions
                 self._last = f"the scheduler does not answer: {error}"
             else:
-                self._full = [float(when) for when, _ in self._client.get_events("worker-restart-memory")]
                 if self._before is None:
                     self._before = max(self._full, default=0.0)
                 self.workers = {address: one.get("status", "running") for address, one in known.items()}

@@ -31,6 +31,7 @@ from .._estimators.streams import (
     joined_parts,
     mask_of_rows,
     mean_place,
+    named_place,
     taken_rows,
 )
 from .cluster import Cluster, Future
@@ -131,7 +132,7 @@ def read(cluster: Cluster, X: Any, y: Any, sample_weight: Any) -> Table:
     # Together: of graphs that are optimized one by one, tasks of one name may differ, and some of them get lost.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Computing mixed collections")
-        persisted = dict(zip(collections, cluster.client.persist(list(collections.values())), strict=True))
+        persisted = dict(zip(collections, cluster.persist(list(collections.values())), strict=True))
     blocks = {name: list(np.ravel(np.asarray(one.to_delayed(), dtype=object))) for name, one in persisted.items()}
     counts = {name: len(one) for name, one in blocks.items()}
     if len(set(counts.values())) > 1:
@@ -141,8 +142,9 @@ def read(cluster: Cluster, X: Any, y: Any, sample_weight: Any) -> Table:
         )
     places = [f"Partition {i}" for i in range(counts["X"])]
     join = dask.delayed(_joined, pure=False)
+    names = list(X.columns) if hasattr(X, "columns") else None
     rows = [
-        join(*(blocks[name][i] if name in blocks else None for name in given), target, weight, place)
+        join(*(blocks[name][i] if name in blocks else None for name in given), target, weight, names, place)
         for i, place in enumerate(places)
     ]
     return Table(cluster, cluster.compute(rows), places)
@@ -168,13 +170,18 @@ def _in_rows(name: str, collection: Any) -> Any:
             f"{name} must be a Dask data frame, series or array, or the path of Parquet files, got {kind.__name__}. "
             f"Rows in memory need no cluster: OrtGradientClassifier and OrtGradientRegressor take them."
         )
+    if name == "X" and len(names := list(getattr(collection, "columns", ()))) > len(set(names)):
+        twice = [one for one in dict.fromkeys(names) if names.count(one) > 1]
+        raise ValueError(f"X has several columns of each of the names {twice}. Give them different names.")
     if hasattr(collection, "chunks") and any(len(axis) > 1 for axis in collection.chunks[1:]):
         return collection.rechunk(dict.fromkeys(range(1, collection.ndim), -1))
     return collection
 
 
-def _joined(X: Any, y: Any, weights: Any, target: Any, weight: str | None, place: str) -> Part:
-    """Return a partition with its target and weights as arrays."""
+def _joined(X: Any, y: Any, weights: Any, target: Any, weight: str | None, names: Any, place: str) -> Part:
+    """Return a partition with its target and weights as arrays; ``names`` are the columns of the collection."""
+    if names is not None and (own := list(X.columns)) != names:
+        raise ValueError(f"{place}: X has the columns {own}, and the collection says that it has {names}.")
     if target is not None:
         names = [target] if isinstance(target, str) else list(target)
         y = X[target] if isinstance(target, str) else X[names]
@@ -284,6 +291,7 @@ class ClusterStream(Stream):
         """Return the stream of a table with these facts."""
         stream = cls(table, [], 0, 0, rng, facts=facts, samples=samples)
         stream.n_rows = sum(one.n_counted for one in facts)
+        _require_labels_of_a_kind(table, facts)
         if sum(len(one[1]) for _, one in samples) == sum(one.n_rows for one in facts):
             # Every row is here, so learn from them as from an array, to the bit.
             _, y, weights = joined_parts([one for _, one in samples])
@@ -309,10 +317,8 @@ class ClusterStream(Stream):
             return convert(X)
         except (ValueError, TypeError):
             for place, (own, _, _) in self.samples:
-                try:
+                with named_place(place, own):
                     convert(own.to_pandas() if hasattr(own, "column_names") else own)
-                except (ValueError, TypeError) as error:
-                    raise type(error)(f"{place}: {error}") from error
             raise
 
     def planned(self, n_shards: int, size: int, row_bytes: int) -> list[list[list[Stripe]]]:
@@ -372,6 +378,19 @@ class ClusterStream(Stream):
         cluster.release(table.parts)
         table.parts = []
         return windows
+
+
+def _require_labels_of_a_kind(table: Table, facts: Sequence[Facts]) -> None:
+    """Raise if some partitions have texts as labels and others numbers, which cannot be sorted."""
+    first: dict[tuple[int, bool], str] = {}
+    for one, place in zip(facts, table.places, strict=True):
+        for column, counts in enumerate(one.labels):
+            if len(counts.labels):
+                is_text = isinstance(counts.labels[0], str)
+                first.setdefault((column, is_text), place)
+                if (column, not is_text) in first:
+                    texts, numbers = first[column, True], first[column, False]
+                    raise TypeError(f"{texts}: y holds texts, and {numbers} holds numbers. Give labels of one type.")
 
 
 def _stripe(part: int, first: int, step: int, count: int) -> Stripe:

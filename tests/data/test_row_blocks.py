@@ -148,6 +148,10 @@ BAD = {
         lambda folder: write(folder, a=[1.0], b=[1], c=[1.0], y=[1], w=[1.0]),
         r"last\.parquet has columns that .*part0\.parquet lacks: \['c'\]",
     ),
+    "a column renamed": (
+        lambda folder: write(folder, a=[1.0], c=[1], y=[1], w=[1.0]),
+        r"last\.parquet has columns that .*part0\.parquet lacks: \['c'\], and lacks \['b'\]",
+    ),
     "another type": (
         lambda folder: write(folder, a=["text"], b=[1], y=[1], w=[1.0]),
         r"Column 'a' is double in .*part\d\.parquet, but string in .*last\.parquet",
@@ -209,6 +213,49 @@ def test_missing_names_and_files_raise(folder):
     assert RowBlocks(folder, "y", columns=np.array(["b", "a"])).feature_names == ["b", "a"]
     with pytest.raises(TypeError, match="A source is a path"):
         len(RowBlocks(5, target="y"))
+
+
+@pytest.mark.parametrize("first", ["dictionary", "text"])
+@pytest.mark.parametrize("buffer_rows", [160, 16])  # read where they lie, and copied
+def test_categories_of_some_files_are_texts_of_others(first, buffer_rows, tmp_path):
+    texts = [pa.array(["u", "v", None]).dictionary_encode(), pa.array(["w", "u", "v"], pa.large_string())]
+    for i, own in enumerate(texts if first == "dictionary" else texts[::-1]):
+        pq.write_table(pa.table({"a": own, "y": [i, i, i]}), tmp_path / f"{i}.parquet")
+    rows = RowBlocks(tmp_path, "y", buffer_rows=buffer_rows)
+    found = [label for i in range(len(rows)) for label in rows.block(i)[0].column("a").to_pylist()]
+    assert found == (["u", "v", None, "w", "u", "v"] if first == "dictionary" else ["w", "u", "v", "u", "v", None])
+
+
+def test_columns_of_one_name_are_named_with_their_file(tmp_path):
+    columns = [pa.array([1.0])] * 3
+    pq.write_table(pa.Table.from_arrays(columns, names=["a", "a", "y"]), tmp_path / "0.parquet")
+    with pytest.raises(ValueError, match=r"0\.parquet has several columns of the name 'a'"):
+        len(RowBlocks(tmp_path, "y"))
+
+
+def failing_reader(error):
+    """Return a function that makes a reader of 50 rows, after which there is an error."""
+
+    def batches():
+        yield pa.record_batch({"a": np.arange(50.0), "y": np.zeros(50)})
+        raise error
+
+    def source():
+        return pa.RecordBatchReader.from_batches(pa.schema([("a", pa.float64()), ("y", pa.float64())]), batches())
+
+    return source
+
+
+def test_error_of_a_reader_names_the_source_and_the_row():
+    with pytest.raises(ValueError, match=r"Rows from 50 on of a function cannot be read: .*the network is gone"):
+        len(RowBlocks(failing_reader(OSError("the network is gone")), "y"))
+
+
+def test_interrupt_in_a_reader_stays_an_interrupt(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        len(RowBlocks(failing_reader(KeyboardInterrupt()), "y"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_copy_holds_categories_whose_dictionaries_differ(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import onnx
@@ -528,10 +529,91 @@ def test_bad_number_in_a_late_block_names_its_row_group(value, tmp_path):
     estimator = regressor().fit(np.ones((300, 6), np.float32), np.arange(300.0))
     before, threads, files = clone(estimator), threading.active_count(), len(os.listdir("/proc/self/fd"))
     weights = {name: array.copy() for name, array in estimator.weights_.items()}
-    with pytest.raises(ValueError, match=r"Row group 20 of .*table\.parquet: "):
+    with pytest.raises(ValueError, match=r"Row group 20 of .*table\.parquet: Column 'x2': Input "):
         estimator.fit(RowBlocks(path, "y", buffer_rows=200))
     assert all(np.array_equal(weights[name], estimator.weights_[name]) for name in weights)
     assert not hasattr(before, "weights_")
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_infinite_label_in_a_late_block_names_its_row_group(small, tmp_path):
+    X, y = labels()
+    y = y.astype(float)
+    y[501] = np.inf
+    path = write(tmp_path / "table.parquet", X, y)
+    if small:
+        with pytest.raises(ValueError, match=r"Row group 20 of .*table\.parquet: Input y contains infinity"):
+            classifier().fit(RowBlocks(path, "y", buffer_rows=200))
+    else:  # all rows are in memory, and checked together
+        with pytest.raises(ValueError, match="Input y contains infinity"):
+            classifier().fit(path, "y")
+
+
+def damage_by_truncation(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def damage_in_place(path):
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[200:2000] = bytes(1800)
+    with open(path, "r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+DAMAGES = {
+    "truncated": (damage_by_truncation, "was changed after its row groups"),
+    "overwritten at the same time": (damage_in_place, "cannot be read"),
+    "removed": (os.remove, "No such file"),
+}
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_file_damaged_between_two_epochs_is_named_and_nothing_is_left_open(damage, message, prefetch, tmp_path):
+    X, y = labels()
+    for i in range(3):
+        write(tmp_path / f"{i}.parquet", X[200 * i : 200 * i + 200], y[200 * i : 200 * i + 200])
+
+    class Damage(callbacks.Callback):
+        steers = False
+
+        def after_epoch(self, training):
+            if training.epochs_done == 1:
+                damage(tmp_path / "1.parquet")
+
+    estimator = classifier(callbacks=[Damage()])
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match=rf"Row group \d+ of .*1\.parquet.*{message}"):
+        estimator.fit(RowBlocks(tmp_path, "y", buffer_rows=200, prefetch=prefetch))
+    assert not hasattr(estimator, "weights_")
+    assert threading.active_count() == threads
+    # Threads of pyarrow end the reads that an error overtook, and then close the file.
+    deadline = time.monotonic() + 10
+    while len(os.listdir("/proc/self/fd")) > files:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_interrupt_of_a_stream_keeps_the_weights_and_leaves_nothing_open(prefetch, tmp_path):
+    path = write(tmp_path / "table.parquet", *labels())
+
+    class Interrupt(callbacks.Callback):
+        steers = False
+
+        def after_epoch(self, training):
+            if training.epochs_done == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    estimator = classifier(max_iter=50, callbacks=[Interrupt()])
+    with pytest.warns(UserWarning, match="interrupted"):
+        estimator.fit(RowBlocks(path, "y", buffer_rows=200, prefetch=prefetch))
+    assert estimator.n_iter_ == 2
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) <= files
 
