@@ -232,6 +232,7 @@ def test_odd_tables_of_the_default_model(tmp_path, capsys):
 
 @pytest.mark.parametrize("model", ["realmlp", "mlp"])
 @pytest.mark.parametrize("missing", ["train", "predict", "both"])
+@pytest.mark.long
 def test_truth_values_stay_numbers_where_some_are_missing(missing, model, tmp_path, capsys):
     flags = pd.Series([True, False] * 30)
     some = flags.astype(object).where(np.arange(60) % 7 > 0)

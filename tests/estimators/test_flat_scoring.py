@@ -124,6 +124,7 @@ def test_misspelt_names_get_the_nearest_one():
         fitted(regressor("r3"), SERIES)
 
 
+@pytest.mark.long
 def test_cross_validation_scores_by_the_estimator_or_by_a_function():
     own = cross_val_score(regressor(None), X, SERIES, cv=3)
     function = cross_val_score(regressor(None), X, SERIES, cv=3, scoring=lambda net, X, y: net.score(X, y))

@@ -182,7 +182,7 @@ def test_a_generator_shared_with_the_parameters_stays_shared():
 
 def test_unfitted_estimators_and_graphs_as_parameters_are_copied():
     graph = MLP((5,)).build(6, 3, 0)
-    estimator = OrtGradientClassifier(graph, optimizer=LBFGS(), trainable=["layers.1.*"])
+    estimator = OrtGradientClassifier(graph, optimizer=LBFGS(), trainable=["layers.1.*"], max_iter=5)
     for how in COPIES.values():
         twin = how(estimator)
         assert twin.model == graph

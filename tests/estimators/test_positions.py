@@ -247,6 +247,7 @@ def test_graph_of_free_length_predicts_any_length():
         fitted.partial_fit({"X": X[:, :2]}, y)
 
 
+@pytest.mark.long
 def test_searches_early_stopping_and_scorers():
     X, y = tagged(80)
 

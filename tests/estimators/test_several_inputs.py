@@ -119,6 +119,7 @@ def test_in_other_processes():
     assert_array_equal(cross_val_predict(regressor_of_inputs(), Inputs(ARRAYS), Y, cv=2, n_jobs=2), alone)
 
 
+@pytest.mark.long
 def test_the_rest_of_model_selection():
     X = Inputs(ARRAYS)
     assert (

@@ -26,7 +26,7 @@ from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, TabMClassifie
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.converted_estimators import NUMBERS, TARGETS, X, convert, fit, regressor, results, same_labels
 
-FAST = {"max_iter": 2, "random_state": 0}
+FAST = {"max_iter": 2, "random_state": 0, "hidden_layer_sizes": 8, "n_ensembles": 1}
 KINDS = np.array(["low", "mid"])[(X[:, 2] > 0).astype(int)]
 FRAME = pd.DataFrame(X[:, :2], columns=["a", "b"]).assign(kind=KINDS)
 TYPES = [("a", FloatTensorType([None, 1])), ("b", FloatTensorType([None, 1])), ("kind", StringTensorType([None, 1]))]
@@ -84,10 +84,10 @@ def test_tables_with_text(kind):
 
 
 def test_labels_by_number_and_several_labels():
-    one = fit(RealMLPClassifier(**FAST, n_ensembles=1), TARGETS["strings"])
+    one = fit(RealMLPClassifier(**FAST), TARGETS["strings"])
     label, _ = results(convert(one, zipmap=False, nocl=True))
     assert_array_equal(one.classes_[label], one.predict(X))
-    several = fit(RealMLPClassifier(**FAST, n_ensembles=1), TARGETS["labels"])
+    several = fit(RealMLPClassifier(**FAST), TARGETS["labels"])
     label, values = results(convert(several, zipmap=False))
     same_labels(label, several.predict(X))
     assert_allclose(values, several.predict_proba(X), rtol=0, atol=1e-6)
@@ -118,7 +118,7 @@ def test_transformed_targets(transformer, dtype):
     "inner",
     [
         make_pipeline(StandardScaler(), regressor()),
-        RealMLPRegressor(**FAST, n_ensembles=1),
+        RealMLPRegressor(**FAST),
         make_pipeline(PolynomialFeatures(2), Ridge()),
     ],
     ids=["pipeline", "table", "other"],

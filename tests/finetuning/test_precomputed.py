@@ -67,6 +67,7 @@ def test_the_features_of_a_frozen_body_are_computed_once(monkeypatch, engine):
     assert tuned.score(images[TEST], Y[TEST]) > 0.5
 
 
+@pytest.mark.long
 def test_the_body_with_convolutions_is_tuned_where_asked_for():
     graph = ConvNet((4,)).build(64, 6, random_state=0, row_shape=(1, 8, 8))
     images = X.reshape(-1, 1, 8, 8)

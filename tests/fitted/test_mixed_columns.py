@@ -285,6 +285,7 @@ class TestTools:
 
 
 class TestSkl2onnx:
+    @pytest.mark.long
     def test_columns_become_inputs(self):
         X = FRAME[["a", "kind", "b", "size", "count"]]
         model = fitted_to_table(encoded(OneHotEncoder(), ["kind", "count"]), X=X, y=BINARY, last=LogisticRegression())

@@ -108,6 +108,7 @@ def test_a_convolution_is_sized_to_images():
     assert weights_equal(fitted, clone(fitted).fit(IMAGES, DIGITS))
 
 
+@pytest.mark.long
 def test_a_search_over_a_convolution():
     grid = {"model__channels": [2, 3]}
     search = GridSearchCV(

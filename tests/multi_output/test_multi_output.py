@@ -173,6 +173,7 @@ def test_scoring_by_a_function():
 
 
 @pytest.mark.parametrize("wrap", [Inputs, pd.DataFrame])
+@pytest.mark.long
 def test_searches_and_splits(wrap):
     y = wrap(TARGETS)
     search = GridSearchCV(net(max_iter=5), {"loss_weights": [{"number": 0.0}, {"class": 0.0}]}, cv=2)

@@ -16,6 +16,7 @@ X = RNG.normal(size=(2000, 3)).astype(np.float32)
 LABELS, NUMBERS = (X[:, 0] > 0.5).astype(int), X[:, 1] + X[:, 2]
 
 
+@pytest.mark.long
 def test_a_small_table_trains_five_networks_of_128_units_in_64_epochs():
     settings = {"variant": "td-s", "n_ensembles": 5, "hidden_layer_sizes": (128, 128, 128), "max_iter": 64}
     rows = X[:60]

@@ -88,6 +88,7 @@ class TestPredictions:
         assert_array_equal((p > 0.5)[sure], predicted[sure] == 1)
         assert np.ptp(p.sum(axis=1)) > 1  # no row of shares
 
+    @pytest.mark.long
     def test_of_several_networks_are_those_of_the_mean(self):
         members = [member(SMALL, X, Y, seed) for seed in range(3)]
         single = [outputs_of([one], "multilabel", **feeds()) for one in members]

@@ -306,6 +306,7 @@ def test_a_seed_gives_the_same_bits_with_and_without_reading_ahead(name, tmp_pat
     assert not [one for one in threading.enumerate() if one.name.startswith("onnxtrain_sklearn-read")]
 
 
+@pytest.mark.long
 def test_members_of_an_ensemble_hold_out_different_blocks(tmp_path):
     frame = table()
     read = []
@@ -346,6 +347,7 @@ def test_blocks_are_released_after_use():
     assert most <= 4
 
 
+@pytest.mark.long
 def test_balanced_weights_of_several_labels_are_those_of_all_rows(tmp_path):
     frame = table().assign(low=lambda f: (f["size"] < -1).astype(int), red=lambda f: (f["color"] == "red").astype(int))
     path = write(frame.sort_values("low"), tmp_path / "table.parquet")
