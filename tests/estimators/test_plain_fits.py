@@ -10,8 +10,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.metrics import accuracy_score
 
 from onnxtrain_sklearn import MLP, Adam, OrtGradientClassifier, losses
-from onnxtrain_sklearn._data import inputs
-from onnxtrain_sklearn._utils import params
+from tests.helpers.observed import forbid_validation, read_rows, record_validations, validate_all_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -58,22 +57,21 @@ ROWS = {
 @pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS.keys())
 def test_fits_end_as_with_all_checks(rows, monkeypatch):
     without = outcome(rows)
-    monkeypatch.setattr(inputs, "NATIVE_FLOATS", ())
+    validate_all_rows(monkeypatch)
     assert len(without) == len(outcome(rows))
     for ours, theirs in zip(without, outcome(rows), strict=True):
         assert_array_equal(ours, theirs)
 
 
 def test_a_plain_matrix_is_not_checked_by_scikit_learn(monkeypatch):
-    monkeypatch.setattr(inputs, "validate_data", None)
+    forbid_validation(monkeypatch)
     assert fitted(X).n_features_in_ == 4
 
 
 def test_a_sum_that_overflows_is_looked_at_by_scikit_learn(monkeypatch):
-    calls, check = [], inputs.validate_data
-    monkeypatch.setattr(inputs, "validate_data", lambda *a, **k: calls.append(a) or check(*a, **k))
+    calls = record_validations(monkeypatch)
     with np.errstate(all="raise"):
-        inputs.input_columns(BaseEstimator(), HUGE, None, reset=True)
+        read_rows(HUGE)
     assert len(calls) == 1
 
 
@@ -107,12 +105,3 @@ def test_parameters_of_a_subclass_are_its_own():
 
     assert set(Named().get_params()) == {"title", "hidden_layer_sizes"} < {"title", *MLP().get_params()}
     assert clone(Named("other")).title == "other"
-
-
-def test_copies_of_parameters_share_no_state():
-    optimizer, factors = Adam(0.8), {"a": 1.0}
-    copies = params.copied(optimizer), params.copied(factors), params.copied("adam")
-    assert copies[0] is not optimizer
-    assert copies[0].beta_1 == 0.8
-    assert copies[1] is not factors
-    assert copies[1:] == (factors, "adam")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
-import onnx_ir as ir
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose
@@ -16,9 +14,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, ConvNet, FineTuner, OrtGradientClassifier, OrtGradientRegressor
-from onnxtrain_sklearn._estimators import finetuning
-from onnxtrain_sklearn._model.heads import frozen_part
 from tests.helpers.environment import each_engine
+from tests.helpers.fine_tuning import limit_precomputed_bytes, record_searched_graphs, search_whole_graphs
 
 X, Y = load_digits(return_X_y=True)
 X = (X / 16).astype(np.float32)
@@ -31,14 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 
 def searched(monkeypatch, fit):
     """Return the operators that each iteration of a search computes, and the shapes of its inputs."""
-    found = []
-    plain = finetuning.remaining
-
-    def seen(*args):
-        found.append(plain(*args))
-        return found[-1]
-
-    monkeypatch.setattr(finetuning, "remaining", seen)
+    found = record_searched_graphs(monkeypatch)
     fit()
     graph = found[0].graph
     return [node.op_type for node in graph.model.graph], {spec.name: spec.shape for spec in graph.inputs}
@@ -101,14 +91,14 @@ def test_the_result_is_that_of_the_whole_graph(monkeypatch, last):
     old = make_pipeline(StandardScaler(), last).fit(X[:300], NUMBER[:300])
     settings = {"finetune": FineTuner(cv=2, max_iter=10), "random_state": 0}
     once = OrtGradientRegressor(old, **settings).fit(X[NEW], NUMBER[NEW] + 1).predict(X[TEST])
-    monkeypatch.setattr(finetuning, "frozen_part", lambda *_: None)
+    search_whole_graphs(monkeypatch)
     always = OrtGradientRegressor(old, **settings).fit(X[NEW], NUMBER[NEW] + 1).predict(X[TEST])
     assert_allclose(once, always, rtol=1e-3, atol=1e-3)
 
 
 def test_large_values_are_computed_in_each_iteration(monkeypatch):
     old = make_pipeline(StandardScaler(), Ridge()).fit(X[:300], NUMBER[:300])
-    monkeypatch.setattr(finetuning, "COPY_LIMIT", 100)
+    limit_precomputed_bytes(monkeypatch, 100)
     tuned = OrtGradientRegressor(old, finetune=SMALL, random_state=0)
     _, inputs = searched(monkeypatch, lambda: tuned.fit(X[NEW], NUMBER[NEW]))
     assert list(inputs) == ["X"]
@@ -122,33 +112,3 @@ def test_sparse_rows_are_not_made_dense(monkeypatch):
     operators, inputs = searched(monkeypatch, lambda: tuned.fit(rows[300:], y[300:]))
     assert list(inputs.values()) == [(None, 3000)]
     assert "Div" not in operators
-
-
-def crossing_rows():
-    """A graph that subtracts the mean of all rows before its weights."""
-    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", c]) for n, c in (("X", 64), ("Y", 1)))
-    weight = onnx.numpy_helper.from_array(np.zeros((64, 1), np.float32) + 0.1, "weight")
-    axes = onnx.numpy_helper.from_array(np.array([0]), "axes")
-    nodes = [
-        onnx.helper.make_node("ReduceMean", ["X", "axes"], ["mean"]),
-        onnx.helper.make_node("Sub", ["X", "mean"], ["centered"]),
-        onnx.helper.make_node("MatMul", ["centered", "weight"], ["Y"]),
-    ]
-    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weight, axes])
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-
-
-def test_a_graph_is_cut_where_trained_weights_begin():
-    graph = ir.from_proto(crossing_rows())
-    part = frozen_part(graph, "Y", ["weight"], {})
-    assert part is not None
-    assert [node.op_type for node in part.first.graph] == ["ReduceMean", "Sub"]
-    assert [node.op_type for node in part.second.graph] == ["MatMul"]
-    assert [value.name for value in part.second.graph.inputs] == ["centered"]
-    assert [node.op_type for node in graph.graph] == ["ReduceMean", "Sub", "MatMul"]
-
-
-def test_nothing_is_cut_where_the_first_layer_is_trained():
-    graph = ir.from_proto(MLP((4,)).build(n_features=3, n_outputs=1, random_state=0))
-    weights = [name for name in graph.graph.initializers if graph.graph.initializers[name].dtype == ir.DataType.FLOAT]
-    assert frozen_part(graph, graph.graph.outputs[0].name, weights, {}) is None

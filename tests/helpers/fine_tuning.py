@@ -32,3 +32,21 @@ def record_damping(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 def weights_of_output(trainer: FineTuningTrainer) -> OutputWeights:
     """Return the weights that scale and shift the scores."""
     return output_weights(trainer._objective.parameters, trainer._tuning.scores)
+
+
+def record_searched_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets, for each search, the part of the graph that each iteration computes."""
+    found: list[Any] = []
+    plain = finetuning.remaining
+    monkeypatch.setattr(finetuning, "remaining", lambda *arguments: found.append(plain(*arguments)) or found[-1])
+    return found
+
+
+def search_whole_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each iteration of a search compute the whole graph."""
+    monkeypatch.setattr(finetuning, "frozen_part", lambda *_: None)
+
+
+def limit_precomputed_bytes(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Compute larger values in each iteration of a search."""
+    monkeypatch.setattr(finetuning, "COPY_LIMIT", most)

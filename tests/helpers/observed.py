@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from sklearn.base import BaseEstimator
 
 from onnxtrain_sklearn._data import inputs
 from onnxtrain_sklearn._data.batches import ArrayBatches
@@ -119,6 +120,24 @@ def predict_with_all_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 def forbid_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test where scikit-learn checks the rows."""
     monkeypatch.setattr(inputs, "validate_data", lambda *_, **__: pytest.fail("scikit-learn checks the rows"))
+
+
+def record_validations(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets the arguments of each check by scikit-learn."""
+    found: list[Any] = []
+    check = inputs.validate_data
+    monkeypatch.setattr(inputs, "validate_data", lambda *a, **k: found.append(a) or check(*a, **k))
+    return found
+
+
+def validate_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let scikit-learn check the rows of every fit."""
+    monkeypatch.setattr(inputs, "NATIVE_FLOATS", ())
+
+
+def read_rows(X: Any) -> None:
+    """Read the rows of a first fit."""
+    inputs.input_columns(BaseEstimator(), X, None, reset=True)
 
 
 def compare_no_training(monkeypatch: pytest.MonkeyPatch) -> None:

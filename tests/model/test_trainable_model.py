@@ -12,11 +12,12 @@ import onnx.parser
 import onnx_ir as ir
 import pytest
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, SGD, OrtGradientClassifier, OrtGradientRegressor
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir import edits
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._model import batch_axis, modes, precision
+from onnxtrain_sklearn._model.heads import frozen_part
 from onnxtrain_sklearn._model.trainable import trainable_model
 from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import rows
@@ -312,3 +313,36 @@ def test_label_and_probabilities_as_skl2onnx_writes_them():
     label, probabilities = evaluate(exported, X=X)
     assert label.tolist() == trained.predict(X).tolist()
     np.testing.assert_array_equal(probabilities, trained.predict_proba(X))
+
+
+# The part before all trained weights
+
+
+def crossing_rows():
+    """A graph that subtracts the mean of all rows before its weights."""
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["N", c]) for n, c in (("X", 64), ("Y", 1)))
+    weight = onnx.numpy_helper.from_array(np.zeros((64, 1), np.float32) + 0.1, "weight")
+    axes = onnx.numpy_helper.from_array(np.array([0]), "axes")
+    nodes = [
+        onnx.helper.make_node("ReduceMean", ["X", "axes"], ["mean"]),
+        onnx.helper.make_node("Sub", ["X", "mean"], ["centered"]),
+        onnx.helper.make_node("MatMul", ["centered", "weight"], ["Y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", [x], [y], [weight, axes])
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+
+
+def test_a_graph_is_cut_where_trained_weights_begin():
+    graph = ir.from_proto(crossing_rows())
+    part = frozen_part(graph, "Y", ["weight"], {})
+    assert part is not None
+    assert [node.op_type for node in part.first.graph] == ["ReduceMean", "Sub"]
+    assert [node.op_type for node in part.second.graph] == ["MatMul"]
+    assert [value.name for value in part.second.graph.inputs] == ["centered"]
+    assert [node.op_type for node in graph.graph] == ["ReduceMean", "Sub", "MatMul"]
+
+
+def test_nothing_is_cut_where_the_first_layer_is_trained():
+    graph = ir.from_proto(MLP((4,)).build(n_features=3, n_outputs=1, random_state=0))
+    weights = [name for name in graph.graph.initializers if graph.graph.initializers[name].dtype == ir.DataType.FLOAT]
+    assert frozen_part(graph, graph.graph.outputs[0].name, weights, {}) is None

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from onnxtrain_sklearn import OrtGradientRegressor
-from onnxtrain_sklearn._utils.params import COUNT, Levels, OneOf, Range, Sizes, check_parameters, registered
+from onnxtrain_sklearn import Adam, OrtGradientRegressor
+from onnxtrain_sklearn._utils.params import COUNT, Levels, OneOf, Range, Sizes, check_parameters, copied, registered
 from onnxtrain_sklearn.exceptions import InvalidParameterError
 from onnxtrain_sklearn.losses import LOSSES, Huber, Loss
 from onnxtrain_sklearn.models import MODELS
@@ -69,3 +69,12 @@ def test_subclass_with_inherited_name_replaces_no_class():
         pass
 
     assert registered(Loss, {"__name__": __name__, "Steeper": Steeper, "Loss": Loss, "one": 1}) == {}
+
+
+def test_copies_of_parameters_share_no_state():
+    optimizer, factors = Adam(0.8), {"a": 1.0}
+    copies = copied(optimizer), copied(factors), copied("adam")
+    assert copies[0] is not optimizer
+    assert copies[0].beta_1 == 0.8
+    assert copies[1] is not factors
+    assert copies[1:] == (factors, "adam")
