@@ -1,9 +1,9 @@
 """Convert fitted scikit-learn models to ONNX, by the converters of this package and of skl2onnx.
 
-:func:`converted` is the entry. skl2onnx orders the estimators and calls one converter for each: that of this package
-if :data:`CONVERTERS` has one for the settings and the types of data, else its own. The nodes and initializers that each
-converter adds are recorded with the estimator, so that parameters can be traced to attributes. The graph has one input,
-a numeric matrix, or one input per column if some columns hold text.
+:func:`converted` is the entry point. skl2onnx orders the estimators and calls one converter for each: this package's
+converter if :data:`CONVERTERS` has one for the settings and the types of the data, else its own. The nodes and
+initializers that each converter adds are recorded with the estimator, so that parameters can be traced to attributes.
+The graph has one input, a numeric matrix, or one input per column if some columns hold text.
 
 :func:`convert` runs a converter of this package inside skl2onnx; :func:`parsers` and :func:`shape_calculators` declare
 its outputs there. :func:`converters_of_boosters` lends skl2onnx the converters of LightGBM and XGBoost.
@@ -55,7 +55,7 @@ CONVERTERS: dict[type, Converter] = {
     **neighbors.CONVERTERS,
     **svm.CONVERTERS,
 }
-"""The converters by class; each comes before the one of skl2onnx."""
+"""The converters of this package, by class; they have precedence over skl2onnx's."""
 
 
 def converter_of(estimator: Estimator) -> Converter | None:
@@ -69,22 +69,22 @@ def converted(
     columns: Mapping[str, bool] | None = None,
     placeholders: Mapping[str, str] | None = None,
 ) -> tuple[ir.Model, list[ConversionRecord]]:
-    """Return a fitted model as a graph, and what each converter added to it.
+    """Return a fitted model as a graph, and the record of what each converter added to it.
 
-    The graph takes one numeric matrix. Given ``columns``, it has one input for each by name; True stands for text.
+    The graph takes one numeric matrix, or, given ``columns``, one input for each column: names map to True for text.
     ``placeholders`` are those of :class:`~.fitted_model.TableColumn`.
 
     Raises
     ------
     ModelError
-        It cannot be converted.
+        The model cannot be converted.
     """
     skl2onnx = skl2onnx_bridge.package()
     estimator = _with_counted_classes(unwrapped(estimator))
     records: list[ConversionRecord] = []
     parts, inputs = [part for _, part in walk(estimator)], _inputs(estimator, columns)
     if (network := next((part for part in parts if hasattr(type(part), "to_onnx")), None)) is not None:
-        # Its weights would stay constants of the graph.
+        # Refuse it, because its weights would be constants of the graph.
         within = "" if network is estimator else f" in this {type(estimator).__name__}"
         raise ModelError(
             f"{type(network).__name__}{within} is a network of onnxtrain_sklearn, not a fitted model of scikit-learn. "
@@ -96,11 +96,11 @@ def converted(
     try:
         with converters_of_boosters(parts), warnings.catch_warnings():
             kinds = {type(part) for part in parts} & {*skl2onnx_bridge.converted_classes(), *CONVERTERS}
-            warnings.simplefilter("ignore", FutureWarning)  # it reads attributes that scikit-learn deprecates
+            warnings.simplefilter("ignore", FutureWarning)  # skl2onnx reads deprecated attributes of scikit-learn
             warnings.filterwarnings("ignore", "The conversion of", UserWarning)  # predictions are compared afterwards
             proto = skl2onnx.convert_sklearn(
                 estimator,
-                name=type(estimator).__name__,  # its default is random, and equal models would not be equal files
+                name=type(estimator).__name__,  # the default name is random: equal models would give different files
                 initial_types=inputs,
                 target_opset={"": CONVERTED_OPSET, "ai.onnx.ml": 3},
                 options=_options(estimator),
@@ -113,13 +113,13 @@ def converted(
     except Exception as error:
         raise ModelError(why_unconverted(estimator, error)) from error
 
-    # skl2onnx writes the oldest opset that has all operators; set the one that the converters were asked for, if the
+    # skl2onnx declares the oldest opset that has all operators. Set the opset for which the converters emitted, if the
     # graph is valid in it.
     model = load(proto)
     newer = model.clone()
     newer.graph.opset_imports[""] = CONVERTED_OPSET
     checked = newer.clone()
-    for output in checked.graph.outputs:  # declared types of several labels are often wrong
+    for output in checked.graph.outputs:  # for several labels, skl2onnx often declares wrong types
         output.type = output.shape = None
     checked.graph.outputs.clear()
     with suppress(Exception):  # inference also fails on operators of other domains
@@ -133,7 +133,7 @@ def converted(
 
 
 def _with_counted_classes(estimator: Estimator) -> Any:
-    """Return a model with one estimator per output whose classes are numbered: skl2onnx does not mix their types."""
+    """Return a copy of a multi-output model whose classes are 0, 1, 2, ...: skl2onnx cannot mix types of labels."""
     if isinstance(estimator, MultiOutputClassifier):
         estimator = copy.copy(estimator)
         estimator.classes_ = [np.arange(len(known)) for known in estimator.classes_]
@@ -158,9 +158,10 @@ def _inputs(estimator: Estimator, columns: Mapping[str, bool] | None) -> list[tu
 
 
 def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
-    """Return the options for skl2onnx, None without any: given options, it searches all estimators of ensembles.
+    """Return the options for skl2onnx, or None if none are needed, because options make it search whole ensembles.
 
-    The last classifier of a pipeline needs an entry, if an empty one: else it gets a zipmap, which not all take.
+    The last classifier of a pipeline needs an entry, even if it is empty. Otherwise skl2onnx adds a zipmap, which not
+    all classifiers support.
     """
     last = record_of(estimator).last
     if "zipmap" in skl2onnx_bridge.allowed_options(type(last)):
@@ -173,7 +174,7 @@ def _options(estimator: Estimator) -> dict[int, dict[str, Any]] | None:
 
 
 def _with_placeholders(estimator: Estimator, placeholders: Mapping[str, str]) -> Any:
-    """Return an encoder with the placeholders among its categories, for missing text."""
+    """Return a copy of an encoder with placeholders in place of missing values among its categories."""
     if not placeholders or not isinstance(estimator, OneHotEncoder | OrdinalEncoder):
         return estimator
     twin = copy.copy(estimator)
@@ -205,7 +206,7 @@ def _convertible(estimator: Estimator, placeholders: Mapping[str, str]) -> Any:
 def _recording(
     theirs: Callable[[str], Callable[..., None]], records: list[ConversionRecord], placeholders: Mapping[str, str]
 ) -> Callable[..., None]:
-    """Return a converter that records what it adds; booleans in attributes become the integers that ONNX needs."""
+    """Return a converter that also records what it adds, and writes booleans in attributes as integers."""
 
     def converted(scope: Scope, operator: Operator, container: Container) -> None:
         nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
@@ -220,7 +221,7 @@ def _recording(
             return add_node(*names, **attributes)
 
         container.add_node = add_without_booleans
-        # skl2onnx shares equal arrays, also of different estimators, which training must tell apart.
+        # Prevent skl2onnx from sharing equal arrays of different estimators, which training must keep separate.
         container.initializers_strings.clear()
         try:
             operator.raw_operator = _with_placeholders(estimator, placeholders)
@@ -244,8 +245,8 @@ def _recording(
 
 # Adapter that runs this package's converters inside skl2onnx.
 #
-# What a converter emits becomes nodes and initializers of skl2onnx's container. skl2onnx orders the estimators and
-# converts those without a converter here, also where they are nested in an estimator that has one.
+# The nodes and parameters that a converter emits are added to skl2onnx's container. skl2onnx orders the estimators, and
+# converts those without a converter of this package, even if they are nested in an estimator that has one.
 
 
 CONVERTED_OPSET = 18
@@ -256,11 +257,11 @@ _NUMBERS = {
     "Int64TensorType": ir.DataType.INT64,
 }
 _DTYPES = {**_NUMBERS, "StringTensorType": ir.DataType.STRING}
-"""The types of data by their classes in skl2onnx."""
+"""The ONNX types for the names of skl2onnx's type classes."""
 
 
 def convert(scope: Scope, operator: Operator, container: Container) -> Source | None:
-    """Convert an estimator by a converter of this package and return what it noted; None without such a converter."""
+    """Convert an estimator by this package's converter; return the :class:`Source`, or None without a converter."""
     estimator = operator.raw_operator
     own = converter_of(estimator)
     taken = _DTYPES if own is not None and own.takes_text else _NUMBERS
@@ -275,11 +276,11 @@ def convert(scope: Scope, operator: Operator, container: Container) -> Source | 
 
     def convert_inner(estimator: Estimator, x: ir.Value, raw_scores: bool) -> list[ir.Value]:
         variable: Any = operator.inputs[0]
-        if x is not inputs[0]:  # rows that the converter computes become a variable, for the nested converter
+        if x is not inputs[0]:  # computed rows become a variable of skl2onnx, for the nested estimator's converter
             computed = op.Identity(x)
             columns = skl2onnx_bridge.types().FloatTensorType([None, estimator.n_features_in_])
             variable = scope.declare_local_variable("rows", columns)
-            variable.init_status(is_fed=True)  # skl2onnx finds no inputs that only constants lead to
+            variable.init_status(is_fed=True)  # otherwise skl2onnx misses a variable that depends on constants only
             computed.name = variable.full_name
         outputs = _declared(scope, container, estimator, variable, raw_scores)
         graph.inputs.extend(ir.val(v.full_name, _DTYPES.get(type(v.type).__name__, ir.DataType.FLOAT)) for v in outputs)
@@ -307,7 +308,7 @@ def _joined(op: GraphBuilder, inputs: Sequence[ir.Value], columns: int | None) -
 
 
 def _declared(scope: Scope, container: Container, estimator: Estimator, rows: Variable, raw_scores: bool) -> list[Any]:
-    """Let skl2onnx convert a nested estimator; return its outputs."""
+    """Declare a nested estimator, which skl2onnx converts later; return its outputs."""
     estimator = unwrapped(estimator)
     record = record_of(estimator)
     known = skl2onnx_bridge.allowed_options(type(record.last))
@@ -350,7 +351,7 @@ def _by_position(
 ) -> list[Any]:
     """Parse a ColumnTransformer by positions: matrices within ensembles have no column names.
 
-    skl2onnx ignores the order of the columns if all of them are taken, so they are selected here.
+    skl2onnx ignores the order of the columns if a part takes all of them, so the columns are selected here.
     """
     parts = [(name, part, list(transformer._transformer_to_input_indices[name]))
              for name, part, _ in transformer.transformers_]  # fmt: skip
@@ -374,10 +375,10 @@ def _by_position(
 def _behind_encoders(
     scope: Scope, booster: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
 ) -> list[Any]:
-    """Parse a histogram booster behind encoders of the columns of text that it encodes itself."""
+    """Parse a histogram booster after encoders for the columns of text, which the booster encodes internally."""
     if any(type(variable.type).__name__ == "StringTensorType" for variable in inputs):
         columns = []
-        for i, variable in enumerate(inputs):  # of text, the places of the categories
+        for i, variable in enumerate(inputs):  # replace text by the positions of its categories
             encoder = encoder_of_text(booster, i)
             if encoder is not None:
                 variable = skl2onnx_bridge.parse(scope, encoder, [variable], parsers())[0]
@@ -394,7 +395,7 @@ def _behind_encoders(
 def _behind_steps(
     scope: Scope, regressor: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
 ) -> list[Any]:
-    """Parse a regressor of transformed targets behind the steps before its last one, which may take text."""
+    """Parse the steps before the last one of a TransformedTargetRegressor, which may take text, then the regressor."""
     inner = unwrapped(regressor.regressor_)
     while isinstance(inner, Pipeline):
         if len(inner.steps) > 1:
@@ -434,7 +435,7 @@ def _declared_classifier(
     operator = scope.declare_local_operator(type(estimator).__name__, estimator)
     operator.inputs = inputs
     of_text = not isinstance(estimator.classes_, list) and labels(estimator).dtype.kind == "U"
-    label = types.StringTensorType if of_text else types.Int64TensorType  # several labels are 0 and 1
+    label = types.StringTensorType if of_text else types.Int64TensorType  # with several labels, they are 0 and 1
     operator.outputs.append(scope.declare_local_variable("label", label()))
     operator.outputs.append(scope.declare_local_variable("probabilities", types.FloatTensorType()))
     return list(operator.outputs)
@@ -449,7 +450,7 @@ def _declare_classes(operator: Operator) -> None:
 def _declared_outputs(
     scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers = None
 ) -> list[Any]:
-    """Declare the outputs of a converter of this package: one, and labels before it for an outlier detector."""
+    """Declare the output of a converter of this package, preceded by labels if it is an outlier detector."""
     known = skl2onnx_bridge.has_converter(type(estimator))
     if converter_of(estimator) is None and not known:
         raise ModelError(f"{' '.join(repr(estimator).split())} has no ONNX form: other settings of it have one.")
@@ -473,17 +474,17 @@ def _declare_columns(operator: Operator) -> None:
         output.type = type(output.type)([None, own.columns(operator.raw_operator)])
 
 
-# Converts the estimators of LightGBM and XGBoost by the converters of onnxmltools.
+# LightGBM and XGBoost are converted by onnxmltools.
 #
-# A converter that the user has registered with skl2onnx is used. Otherwise that of onnxmltools is registered while a
-# model is converted, and removed afterwards.
+# If the user has registered a converter with skl2onnx, that one is used. Otherwise onnxmltools's converter is
+# registered while a model is converted, and removed afterwards.
 
 
 _CONVERTERS = {
     "lightgbm": "onnxmltools.convert.lightgbm.operator_converters.LightGbm:convert_lightgbm",
     "xgboost": "onnxmltools.convert.xgboost.operator_converters.XGBoost:convert_xgboost",
 }
-"""The functions that convert, by the package of the estimator."""
+"""For each package, the conversion function of onnxmltools."""
 
 _ESTIMATORS = frozenset(
     "LGBMClassifier LGBMRegressor XGBClassifier XGBRegressor XGBRFClassifier XGBRFRegressor".split()
@@ -556,11 +557,11 @@ _OBJECTIVES = {
     "reg:gamma": "gamma",
     "regression_l1": "absolute_error",
 }
-"""The losses by the objective of a regressor; all others are trained with the squared error."""
+"""For each objective of a regressor, the loss to train with; for all others it is the squared error."""
 
 
 def loss_of_booster(estimator: Estimator) -> str | Loss:
-    """Return the loss of a regressor."""
+    """Return the loss to train a regressor of LightGBM or XGBoost with."""
     objective = str(getattr(estimator, "objective_", None) or getattr(estimator, "objective", None))
     given = estimator.get_params()
     if objective == "quantile":

@@ -1,10 +1,10 @@
 """Correct conversions of skl2onnx that are inexact, and refuse fitted models that cannot be trained.
 
-Four doors, in the order in which a model passes them. :func:`refuse_untrainable` looks at the model before the
-conversion. :func:`repair` corrects the nodes that a converter of skl2onnx made, by the functions in :data:`REPAIRS`.
-:func:`split_in_double` computes the rows of trees in float64, as scikit-learn does. :func:`why_unconverted`,
-:func:`without_gradient` and :func:`where_float32_is_coarse` word the error where one of the later steps fails. A wrong
-conversion that nothing here knows is found when predictions are compared, and refused.
+In the order in which a model passes them: :func:`refuse_untrainable` checks the model before the conversion.
+:func:`repair` corrects the nodes that a converter of skl2onnx made, by the functions in :data:`REPAIRS`.
+:func:`split_in_double` computes the inputs of trees in float64, as scikit-learn does. :func:`why_unconverted`,
+:func:`without_gradient` and :func:`where_float32_is_coarse` return the error message if one of the later steps fails.
+Any other wrong conversion is found when predictions are compared, and refused.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ Repair = Callable[[ir.Graph, Any, list[ir.Node]], None]
 
 
 def repair(graph: ir.Graph, estimator: Estimator, names: frozenset[str]) -> None:
-    """Correct the nodes of these names, which the converter of ``estimator`` made."""
+    """Correct, in place, the nodes ``names`` that the converter of ``estimator`` made."""
     for kind, functions in REPAIRS.items():
         for function in functions if isinstance(estimator, kind) else ():
             function(graph, estimator, [node for node in graph if node.name in names])
 
 
 def _targets_of_neighbors(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Hold the averaged targets in float32, as all parameters are."""
+    """Convert the averaged targets to float32, the type of all parameters."""
     for node in nodes:
         table = node.inputs[0] if node.op_type == "ArrayFeatureExtractor" else None
         if table is not None and table.const_value is not None and table.dtype is ir.DataType.DOUBLE:
@@ -89,7 +89,7 @@ def _declare_float(node: ir.Node) -> None:
 
 
 def _leave_missing_values_out(graph: ir.Graph, estimator: Estimator, nodes: list[ir.Node]) -> None:
-    """Keep missing values that a later step imputes out of the nodes: 0 * NaN in their gradient is NaN."""
+    """Replace missing values, which a later step imputes, before the nodes: their gradient would hold 0 * NaN."""
     inner = [v for node in nodes for v in node.outputs]
     made = [v for v in inner if v.is_graph_output() or any(node not in nodes for node, _ in v.uses())]
     read = {v: v.producer() for node in nodes for v in node.inputs if v is not None and v not in inner}
@@ -133,7 +133,7 @@ REPAIRS: dict[type, tuple[Repair, ...]] = {
     RobustScaler: (_leave_missing_values_out,),
     StandardScaler: (_leave_missing_values_out,),
 }
-"""The corrections by class."""
+"""For each class of estimators, the corrections of skl2onnx's nodes."""
 
 
 # Fitted models that are refused: checks before the conversion, and why a model has no gradient.
@@ -162,7 +162,7 @@ def refuse_untrainable(record: ModelRecord) -> None:
             f"This {record.last_name} has scores only for the rows that it was fitted to. Fit it with novelty=True."
         )
     if isinstance(last, OneVsRestClassifier) and last.multilabel_:
-        # A label that was constant in fit has no decision function.
+        # The estimator of a label that was constant in the fitted data has no decision function.
         constant_labels = [isinstance(one, sklearn_private._ConstantPredictor) for one in last.estimators_]
         if any(constant_labels) and not all(hasattr(one, "predict_proba") for one in last.estimators_):
             raise ModelError(
@@ -170,7 +170,7 @@ def refuse_untrainable(record: ModelRecord) -> None:
                 f"fitted to, and has no decision function. Fit it to rows that differ in every label."
             )
     elif isinstance(last, OneVsRestClassifier) and len(last.estimators_) > 1:
-        # Labels follow decision functions, while probabilities are trained: these may order the classes otherwise.
+        # Labels follow decision functions, but the probabilities are trained, which may rank the classes differently.
         inner = record_of(last.estimators_[0]).last_name
         both = hasattr(last, "predict_proba") and hasattr(last, "decision_function")
         if both and inner in ("BaggingClassifier", "NuSVC", "SVC", "StackingClassifier"):
@@ -178,7 +178,7 @@ def refuse_untrainable(record: ModelRecord) -> None:
                 f"This OneVsRestClassifier chooses labels by the decision functions of its {inner}. Training changes "
                 f"the probabilities, which need not agree with them. Give a classifier that has only one of the two."
             )
-    # Nested estimators whose labels, not only their scores, the model uses, must predict the class of the largest one.
+    # If the model uses the labels of nested estimators, these must predict the class with the largest score.
     nested: Sequence[Any] = [last.final_estimator_] if isinstance(last, StackingClassifier) else []
     if isinstance(last, MultiOutputClassifier | ClassifierChain):
         nested = last.estimators_
@@ -246,7 +246,7 @@ _VOTE_COUNTERS = {
     KNeighborsClassifier: _NEIGHBORS,
     RadiusNeighborsClassifier: _NEIGHBORS,
 }
-"""What the probabilities count, and what to do."""
+"""For ensembles whose probabilities are shares of votes: what is counted, and the remedy."""
 
 
 def without_gradient(record: ModelRecord) -> str:
@@ -261,7 +261,7 @@ def without_gradient(record: ModelRecord) -> str:
 
 
 _WITHOUT_CONVERTER = re.compile(r"shape calculator for type '<class '(?:\w+\.)*(\w+)'>'")
-"""How skl2onnx says that it does not know a class."""
+"""Matches skl2onnx's error for a class without converter."""
 
 _UNCLEAR = {
     "LinearDiscriminantAnalysis": (
@@ -274,7 +274,7 @@ _UNCLEAR = {
         "encodes by several classes; one that encodes by two, or by numbers, has an ONNX form",
     ),
 }
-"""Steps of which skl2onnx does not say clearly why it refuses them: part of what it says, and what is meant."""
+"""For steps that skl2onnx refuses with an unclear error: a part of that error, and a clear reason."""
 
 
 def why_unconverted(estimator: Estimator, error: Exception) -> str:
@@ -306,33 +306,33 @@ def _instead_of(step: str) -> str:
     )
 
 
-# Rows that trees split, computed in float64 as scikit-learn does.
+# The inputs of trees are computed in float64, as scikit-learn does.
 #
-# A tree compares numbers with thresholds: where a scaler or another step computes these numbers, float32 may land on
-# the other side of a threshold, and another leaf predicts something else. So the steps before a tree are computed a
-# second time, in float64, with the fitted numbers as scikit-learn has them. The trees of scikit-learn round their rows
-# to float32; those over histograms compare float64. No gradient reaches a number before a tree, so that such numbers
-# are constants, whatever else reads them: else the splits would move while the leaves are trained.
+# A tree compares numbers with thresholds. If a scaler or another step computes these numbers, a float32 result may be
+# on the other side of a threshold, and another leaf would predict. So the steps before a tree are computed a second
+# time, in float64, with scikit-learn's fitted numbers. scikit-learn's trees then round their inputs to float32;
+# histogram trees compare float64. No gradient reaches the numbers of steps before a tree. They become constants, even
+# if other nodes read them too, because training them would move the splits.
 #
-# The data of such a model are float64, as rounding them to float32 could change a side, too: the input of the graph, or
-# each numeric column of its table.
+# Such a model also reads its data (the input of the graph, or each numeric column of its table) as float64, because
+# rounding to float32 could move a number across a threshold.
 
 
 _MOVED = frozenset(
     "Cast Concat Expand Flatten Gather GatherElements Identity Reshape Slice Split Squeeze Transpose Unsqueeze "
     "Where".split()
 )
-"""Operators whose numbers are some of those that they read."""
+"""Operators that only move, select or convert the numbers that they read."""
 
 _COMPUTED = frozenset(
     "Abs Add Clip Cos Div Exp Gemm Log MatMul Max Min Mul Neg Pow Reciprocal ReduceMax ReduceMean ReduceMin ReduceSum "
     "ReduceSumSquare Relu Sigmoid Sin Softmax Sqrt Sub Sum Tanh".split()
 )
-"""Operators that compute numbers, and have kernels for float64."""
+"""Operators that compute new numbers and have float64 kernels."""
 
 
 def split_in_double(model: ir.Model, origins: Sequence[Origin], root: Estimator) -> list[Origin]:
-    """Compute the rows of trees in float64, in place; return the origins of the parameters that are left."""
+    """Compute the inputs of trees in float64, in place; return the origins of the remaining parameters."""
     graph = model.graph
     finders = [node for node in graph if node.domain == "ai.onnx.ml" and node.op_type.startswith("TreeEnsemble")]
     if not finders:
@@ -361,7 +361,7 @@ def split_in_double(model: ir.Model, origins: Sequence[Origin], root: Estimator)
 
 
 def _numbers(origin: Origin, root: Estimator) -> np.ndarray | None:
-    """Return the numbers of a parameter as the fitted model has them; None if no attribute holds them."""
+    """Return the numbers of a parameter in the fitted model's own precision; None if no attribute holds them."""
     if not origin.attribute:
         return None
     there, _ = FORMS[origin.form]
@@ -370,7 +370,7 @@ def _numbers(origin: Origin, root: Estimator) -> np.ndarray | None:
 
 
 def _histogram_booster(graph: ir.Graph, node: ir.Node, origins: Sequence[Origin], root: Estimator) -> Any:
-    """Return the booster over histograms that a node finds the leaves of."""
+    """Return the histogram booster whose leaves a tree node finds, or None."""
     for reshaped in [user for value in node.outputs for user, _ in value.uses()]:
         for one in origins:
             owner = follow(root, one.owner)
@@ -381,7 +381,7 @@ def _histogram_booster(graph: ir.Graph, node: ir.Node, origins: Sequence[Origin]
 
 
 def _gathers(node: ir.Node, leaves: ir.Value) -> bool:
-    """Return True if the nodes that a node begins, a cast and a change of shape, lead to a Gather of the leaves."""
+    """Return True if the result of ``node``, after a cast and a reshape, is the index of a Gather from ``leaves``."""
     if node.op_type == "Gather":
         return node.inputs[0] is leaves
     onward = node.op_type in ("Cast", "Reshape")
@@ -389,7 +389,7 @@ def _gathers(node: ir.Node, leaves: ir.Value) -> bool:
 
 
 class _Doubled:
-    """Values of a graph in float64, each computed once.
+    """Float64 versions of the values of a graph, each computed once.
 
     Attributes
     ----------
@@ -405,7 +405,7 @@ class _Doubled:
         self._made: dict[ir.Value, ir.Value] = {}
 
     def take_float64(self) -> None:
-        """Let the real inputs of the graph be float64; what read them reads them as float32."""
+        """Change the floating-point inputs of the graph to float64, with a cast to float32 for their readers."""
         for value in self._graph.inputs:
             if value.dtype is ir.DataType.FLOAT:
                 users = list(value.uses())
@@ -415,11 +415,11 @@ class _Doubled:
                     node.replace_input_with(index, single)
 
     def is_computed(self, value: ir.Value) -> bool:
-        """Return True if a number is computed before a value, and not only moved."""
+        """Return True if an operator upstream of ``value`` computes numbers instead of only moving them."""
         return any(node.op_type in _COMPUTED for node in self._makers(value))
 
     def _makers(self, value: ir.Value) -> Iterator[ir.Node]:
-        """Yield the nodes before a value that compute or move real numbers, up to others."""
+        """Yield the nodes upstream of ``value`` that compute or move floats, up to nodes of other kinds."""
         seen, front = set[ir.Value](), [value]
         while front:
             value = front.pop()
@@ -431,7 +431,7 @@ class _Doubled:
             front += [x for x in node.inputs if x is not None and _is_real(x)]
 
     def of(self, value: ir.Value) -> ir.Value:
-        """Return a real value in float64; others as they are."""
+        """Return the float64 version of a floating-point value; other values are returned unchanged."""
         if value not in self._made:
             self._made[value] = self._in_double(value)
         return self._made[value]
@@ -456,7 +456,7 @@ class _Doubled:
         return self._made[value]
 
     def _is_exact(self, value: ir.Value) -> bool:
-        """Return True if float32 holds a value exactly: its types are other than real ones, such as codes of text."""
+        """Return True if float32 holds a value exactly, because it comes from other types, such as codes of text."""
         nodes = list(self._makers(value))
         read = [x for node in nodes for x in node.inputs if x is not None and _is_real(x)]
         return not any(node.op_type in _COMPUTED for node in nodes) and not any(
@@ -464,7 +464,7 @@ class _Doubled:
         )
 
     def _exact(self, value: ir.Value, array: np.ndarray) -> np.ndarray:
-        """Return a constant as the fitted model has it, or as the graph has it."""
+        """Return a constant as float64: with the fitted model's numbers if it has an origin, else the graph's."""
         if value.is_initializer() and value.name:
             self.read.add(value.name)
         exact = self._numbers.get(value.name or "")

@@ -1,8 +1,8 @@
 """Compare the predictions of a fitted model with those of a graph, and find ties of nearest neighbors.
 
-:func:`require_equal` holds numbers to a tolerance. Labels must be equal, except in rows so near a decision boundary
-that rounding decides: :func:`margins` tells how near, by the decision rule of the model. It is used before training, on
-the converted graph, and after it, on the model that the trained numbers were written back to.
+:func:`require_equal` compares numbers up to a tolerance. Labels must be equal, except in rows so near a decision
+boundary that rounding decides; :func:`margins` computes the distance by the decision rule of the model. The comparison
+runs before training, on the converted graph, and after it, on the model to which the trained numbers were written back.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def require_equal(
     reads_float64: bool,
     advice: str = "",
 ) -> None:
-    """Raise ModelError if the predictions of ``model`` differ from ``ours``, by method, on the same rows.
+    """Raise ModelError if the predictions of ``model`` differ from ``ours``, which maps methods to results on ``rows``.
 
-    The message begins with ``what`` and ends with ``advice``. A graph that reads float64 computes as scikit-learn does
-    on float64, whatever the type of the rows: scikit-learn scales in the type of the data.
+    The message begins with ``what`` and ends with ``advice``. If the graph ``reads_float64``, ``model`` gets the rows
+    as float64 too, because scikit-learn computes in the type of the data.
     """
     record, rows = record_of(model), _in_float64(rows) if reads_float64 else rows
     for method, numbers in ours.items():
@@ -42,7 +42,7 @@ def require_equal(
             continue
         try:
             expected = values(record, method, rows, numbers.shape)
-        except TypeError as error:  # numpy's, for values that the model accepts and cannot compute with
+        except TypeError as error:  # raised by NumPy for values that the model accepts but cannot compute with
             raise TypeError(f"{record.name}.{method} fails on rows of X: {error}") from error
         scale = max(1.0, float(np.abs(expected).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=tolerance, atol=tolerance * scale):
@@ -70,9 +70,10 @@ def _in_float64(rows: MatrixLike) -> Any:
 
 
 def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the result of a method of the model in a shape.
+    """Return the result of a method of the model, in the given shape.
 
-    If the model gives a list, for several labels a row: the numbers of all classes, or of the second ones.
+    If the result is a list, with one array for each of several labels, concatenate the columns of all classes, or of
+    the second class of each label.
     """
     model = record.estimator
     if hasattr(model, method):
@@ -89,7 +90,7 @@ def values(record: ModelRecord, method: str, rows: MatrixLike, shape: tuple[int,
 
 
 def _of_codes(record: ModelRecord, rows: MatrixLike) -> np.ndarray:
-    """Return by how much the code of each class is nearer than the nearest other one; of two classes, of the second."""
+    """Return, per class, how much nearer its code is than the nearest other code; for two classes, only the second."""
     rows, last = before_last(record.estimator, rows)
     given = np.stack(
         [
@@ -107,7 +108,7 @@ def _of_codes(record: ModelRecord, rows: MatrixLike) -> np.ndarray:
 
 
 def _of_each_label(record: ModelRecord, method: str, rows: MatrixLike) -> list[np.ndarray]:
-    """Return the results of the estimators of the labels, whose meta-estimator lacks the method."""
+    """Return the results of a method of each label's estimator, for a meta-estimator that lacks the method."""
     rows, last = before_last(record.estimator, rows)
     parts = getattr(last, "estimators_", ())
     if not len(parts) or not all(hasattr(part, method) for part in parts):
@@ -132,12 +133,12 @@ def margins(record: ModelRecord, rows: MatrixLike, scores: np.ndarray) -> np.nda
         else:
             beyond = np.asarray(model.decision_function(rows)) * (1 if threshold.positive else -1) - threshold.limit
         return np.asarray(np.abs(beyond))
-    if record.is_libsvm:  # the scores of pairs of classes decide its votes, whatever its decision function returns
+    if record.is_libsvm:  # the labels follow votes by the scores of pairs of classes, not the decision function
         of_pairs = copy.deepcopy(model)
         last_step(of_pairs).set_params(decision_function_shape="ovo", break_ties=False)
         pairs = np.asarray(of_pairs.decision_function(rows)).reshape(len(scores), -1)
         return np.asarray(np.abs(pairs).min(axis=1))
-    if record.is_linear_by_descent:  # probabilities may saturate, and tie
+    if record.is_linear_by_descent:  # use the decision function, because probabilities may saturate and tie
         scores = np.asarray(model.decision_function(rows)).reshape(len(scores), -1)
     if scores.shape[1] == 1:
         return np.asarray(np.abs(scores[:, 0]))
@@ -167,19 +168,19 @@ def margins_of_labels(record: ModelRecord, rows: MatrixLike, scores: np.ndarray,
     return np.stack(found, axis=1)
 
 
-# Ties of nearest neighbors, which scikit-learn and graphs break differently: data of few different numbers have them.
+# Ties of nearest neighbors, which scikit-learn and graphs break differently; data with few distinct values have them.
 #
-# Which of several training points at one distance count as the nearest depends on their order in scikit-learn's tree,
-# as its documentation says. No graph can know it.
+# If several training points have the same distance, their order in scikit-learn's tree decides which of them are the
+# nearest, as its documentation says. A graph cannot reproduce this order.
 
 
 _NEIGHBORS = (KNeighborsClassifier, KNeighborsRegressor, KNeighborsTransformer)
 _EQUAL = 1e-6
-"""Relative difference of distances that float32 may not tell apart."""
+"""Relative difference up to which two distances may be equal in float32."""
 
 
 def tied_rows(model: Estimator, rows: MatrixLike) -> tuple[float, str]:
-    """Return the largest share of rows whose last neighbor ties with a further one, and the step; 0 without any."""
+    """Return the largest share, over the steps, of rows whose k-th neighbor ties with the next one, and that step."""
     shares = []
     for step, reaching in _steps_with_rows(model, rows):
         count = step.n_neighbors + (getattr(step, "mode", "") == "distance")
@@ -191,7 +192,7 @@ def tied_rows(model: Estimator, rows: MatrixLike) -> tuple[float, str]:
 
 
 def _steps_with_rows(model: Estimator, rows: MatrixLike) -> Iterator[tuple[Estimator, MatrixLike]]:
-    """Yield the steps that count neighbors, with the rows as they reach them."""
+    """Yield the steps that find the k nearest neighbors, each with the rows that reach it."""
     whole: Any = unwrapped(model)
     if isinstance(whole, _NEIGHBORS) and whole.effective_metric_ != "precomputed":
         yield whole, rows

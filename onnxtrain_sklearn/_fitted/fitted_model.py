@@ -1,10 +1,11 @@
-"""A fitted scikit-learn model as the estimators hold it: facts about it, and the data that it takes.
+"""A fitted scikit-learn model as the estimators hold it: its description beside the graph, and the data that it takes.
 
-:class:`FittedModel` holds the facts that stay beside the graph. An :class:`Origin` tells where a parameter of the graph
-is in the model; :func:`walk` yields the paths to its estimators, :func:`follow` and :func:`assign` take them. The
-:class:`Table` of a model that takes text checks the data and splits them into columns; :func:`table_columns` makes
-inputs of the whole graph of them, and :func:`encoded_inputs` the inputs of its trained part, for which it runs the
-encoder of the text. ``prepare`` derives the table from the steps of a model, ``text_encoder`` splits the graph.
+:class:`FittedModel` is the description. An :class:`Origin` holds the attribute of the model from which a parameter of
+the graph comes; :func:`walk` yields the paths to the model's estimators, and :func:`follow` and :func:`assign` read and
+write at a path. The :class:`Table` of a model that takes text checks the data and splits them into columns.
+:func:`table_columns` turns the columns into inputs of the whole graph; :func:`encoded_inputs` runs the encoder of the
+text and returns the inputs of the trained part. ``prepare`` derives the table from the steps of a model;
+``text_encoder`` splits the graph.
 
 Every estimator of the package imports this module, so it imports none that converts models: they load a third of
 scikit-learn.
@@ -54,13 +55,14 @@ class Origin:
     owner : tuple of (str or int)
         Attributes and positions that lead from the fitted model to the estimator that holds it.
     attribute : tuple of (str or int)
-        The same from that estimator to the numbers; empty if no attribute holds them as they are.
+        Attributes and positions that lead from that estimator to the numbers; empty if no attribute holds the numbers
+        themselves.
     form : str
         How the parameter is computed from the attribute, a key of ``provenance.FORMS``.
     role : str
-        What the parameter is to its operator.
+        The role of the parameter in its operator.
     places : ndarray or None
-        For leaf values: tree, node and target of each.
+        For the values of leaves, the tree, the node and the target of each value.
     """
 
     name: str
@@ -73,7 +75,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """Facts about a fitted model beside its graph.
+    """A fitted model, without its graph.
 
     Attributes
     ----------
@@ -85,7 +87,7 @@ class FittedModel:
     features : dict
         The attributes that scikit-learn checks the data with: ``n_features_in_`` and ``feature_names_in_``, if present.
     loss : str or Loss
-        The loss that is minimized unless the user names another one.
+        The default loss: that of the fitted model, or the nearest one.
     n_labels : int or None
         The number of labels per row of a classifier that predicts several.
     table : Table or None
@@ -103,7 +105,7 @@ class FittedModel:
     parts: TablePipeline | None = None
 
     def known_classes(self, classes: ArrayLike | list[np.ndarray] | None, y: ArrayLike | None) -> Any:
-        """Return the labels that rows may have; ``classes`` and the labels ``y`` must fit the model."""
+        """Return the classes of the fitted model; raise if ``classes`` or ``y`` do not match them."""
         if self.classes is None:
             return classes
         if y is not None:
@@ -111,7 +113,7 @@ class FittedModel:
         given, known = listed(classes), listed(self.classes)
         if classes is not None and given != known:
             raise ValueError(
-                f"classes={given} are not those of the fitted model, {known}. It learns other classes by a new head: "
+                f"classes={given} are not those of the fitted model, {known}. To learn other classes, use a new head: "
                 f"finetune=FineTuner(new_head=True)."
             )
         return self.classes
@@ -146,11 +148,12 @@ def is_estimator(model: object) -> TypeGuard[Estimator]:
     return isinstance(model, BaseEstimator) and hasattr(model, "fit")
 
 
-# Walks through a fitted model: nested estimators, and the numbers at a path, which is the same in copies of the model.
+# Walking through a fitted model: nested estimators, and reading or writing the numbers at a path. A path is also valid
+# in copies of the model.
 
 
 def walk(root: Estimator, depth: int = 12) -> Iterator[tuple[Path, Any]]:
-    """Yield every estimator within ``root`` once, with the path to it; itself first."""
+    """Yield ``root`` and every estimator within it once, each with the path to it."""
     seen: set[int] = set()
     front: list[tuple[Path, Any]] = [((), root)]
     while front:
@@ -188,17 +191,17 @@ def follow(root: object, path: Path) -> Any:
 
 
 def assign(owner: Estimator, path: Path, numbers: np.ndarray) -> None:
-    """Assign numbers at a path from ``owner``, in the shape and type of those there."""
+    """Assign ``numbers`` at a path from ``owner``, in the shape and type of the present numbers."""
     holder, last = follow(owner, path[:-1]), path[-1]
     old = follow(holder, (last,))
     new = numbers.reshape(np.shape(old))
-    if isinstance(old, np.ndarray):  # stored training data may be integers
+    if isinstance(old, np.ndarray):  # trained floats may replace integers, such as stored training data
         value = new.astype(np.float64 if old.dtype.kind in "iub" else old.dtype)
     else:
         value = float(new)
     if isinstance(last, str) and not isinstance(holder, Mapping):
         setattr(holder, last, value)
-    elif isinstance(holder, tuple):  # replaced as a whole, in the object that holds it
+    elif isinstance(holder, tuple):  # a tuple is immutable: replace it as a whole in the object that holds it
         items = list(holder)
         items[int(last)] = value
         setattr(follow(owner, path[:-2]), str(path[-2]), tuple(items))
@@ -206,21 +209,21 @@ def assign(owner: Estimator, path: Path, numbers: np.ndarray) -> None:
         holder[last] = value
 
 
-# Converts a table to graph inputs: one input per column for inference, one matrix plus encoded text for training.
+# Conversion of a table to graph inputs: one input per column for inference, one matrix plus encoded text for training.
 #
-# The encoder of the text runs once over the data before training, on the host, on chunks of rows. Its results are kept
-# sparse if dense ones would be large.
+# The encoder of the text runs once over the data before training, on the host, on chunks of rows. Its results are
+# stored as sparse matrices if dense ones would be large.
 
 
 CHUNK = 2048
-"""Number of rows in a chunk."""
+"""Number of rows that the encoder gets at a time."""
 
 InputColumns = dict[str, InputData]
 Specs = tuple[TensorSpec, ...] | None
 
 
 def table_columns(estimator: BaseEstimator, X: MatrixLike, fitted: FittedModel) -> InputColumns:
-    """Return the columns of a table as inputs of the inference graph, validated as scikit-learn does."""
+    """Validate a table as scikit-learn does; return its columns as inputs of the inference graph."""
     table, parts = fitted.table, fitted.parts
     assert table is not None
     assert parts is not None
@@ -235,7 +238,7 @@ def table_columns(estimator: BaseEstimator, X: MatrixLike, fitted: FittedModel) 
 
 
 def _column(array: np.ndarray, spec: TensorSpec | None) -> InputData:
-    """Return a column of a table as an input; the text of each row may be an entry of a vector."""
+    """Return a column (n_rows, 1) as a graph input: as an array or, if the input ``spec`` has one axis, as a vector."""
     is_vector = spec is not None and len(spec.shape) == 1
     return InputData(array.ravel() if is_vector else array, np.dtype(np.float32) if spec is None else spec.dtype)
 
@@ -255,7 +258,7 @@ def encoded_inputs(columns: InputColumns, fitted: FittedModel, specs: Specs) -> 
 def _encoded(columns: Mapping[str, InputData], encoder: bytes) -> dict[str, Any]:
     try:
         session = sessions.create_session(encoder, devices.resolve_device(), threads=devices.available_threads())
-    except Exception as error:  # releases of onnxruntime differ in the class
+    except Exception as error:  # its class differs between releases of onnxruntime
         raise ModelError(
             f"onnxruntime {packages.version()} cannot run the encoder of the model's text: {error}"
         ) from error
@@ -266,9 +269,9 @@ def _encoded(columns: Mapping[str, InputData], encoder: bytes) -> dict[str, Any]
         feeds = {name: columns[name].rows(rows[start : start + CHUNK]) for name in inputs}
         try:
             results = session.run(outputs, feeds)
-        except Exception as error:  # releases of onnxruntime differ in the class
+        except Exception as error:  # its class differs between releases of onnxruntime
             raise ValueError(f"The texts in X cannot be encoded: {error}") from error
-        for i, result in enumerate(results):  # sparse if all rows would be large
+        for i, result in enumerate(results):  # make the result sparse if the dense one of all rows would be large
             is_large = len(rows) * math.prod(result.shape[1:]) * result.itemsize > COPY_LIMIT
             results[i] = sp.csr_matrix(result) if result.ndim == 2 and is_large else result
         pieces.append(results)
@@ -297,9 +300,9 @@ def sample_rows(X: MatrixLike) -> Any:
 
 # Tables with text: the columns that a fitted model takes, and conversion of data to these columns.
 #
-# Missing text becomes a string, "nan" or "None", or another one if the model knows that string as text. A column in
-# which it may also be a value is refused. So is unknown text if the encoder refuses it, as in scikit-learn's
-# ``predict``.
+# Missing text is written as the string "nan" or "None", or as a placeholder if the model knows that string as a
+# category. A column in which the string may also be a value is refused. Unknown text is refused if the encoder refuses
+# it, as in scikit-learn's ``predict``.
 
 
 @dataclass(frozen=True)
@@ -313,15 +316,15 @@ class TableColumn:
     gaps : bool
         Whether values may be missing.
     known : frozenset or None
-        The texts that it may hold, those that stand for missing ones included, or the numbers; None: any.
+        The allowed texts, including those that stand for missing text, or the allowed numbers; None if any is allowed.
     literal, missing : frozenset
-        What the model knows: as such, and the texts that stand for missing text.
+        The categories of the model that are ordinary values, and those that stand for missing text.
     gap : str or None
-        The text that a graph takes for missing text; None: the text that Python writes for the missing value.
+        The text that the graph reads as missing; None if it is ``str`` of the missing value.
     placeholders : dict of str
-        The text that is written for missing text, by its usual form, "nan" or "None", if that is a known text.
+        Replacements for "nan" and "None" as the text of missing values, if these are categories of the model.
     width : int
-        Texts in a row of documents.
+        The number of texts in a row of documents.
     """
 
     name: str
@@ -353,7 +356,7 @@ class TableColumn:
                 f"The text {min(unsure)!r} in {where} cannot be told from missing text, which is written as the same. "
                 f"Write it otherwise, and fit the model on that."
             )
-        alike = given & self.missing  # unknown text that looks like missing text: other unknown text does as well
+        alike = given & self.missing  # unknown text that looks like missing text; it is refused like other unknown text
         self._require_known(given - alike | absent)
         if alike and self.known is not None:
             raise ValueError(self._says_unknown(alike))
@@ -396,7 +399,7 @@ class Table:
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """The placeholders of the columns, which all columns that have some share."""
+        """The placeholders for missing text, which are the same in all columns that have any."""
         return next((column.placeholders for column in self.columns if column.placeholders), {})
 
     @property
@@ -406,9 +409,9 @@ class Table:
 
     @property
     def features(self) -> dict[str, Any]:
-        """The attributes that scikit-learn checks the data with, of a table that is known by its columns alone."""
+        """The attributes by which scikit-learn checks data, derived from the columns alone."""
         names = [column.name for column in self.columns]
-        if names == [f"x{i}" for i in range(len(names))]:  # those of an array
+        if names == [f"x{i}" for i in range(len(names))]:  # generated names: the model was fitted to an array
             return {"n_features_in_": len(names)}
         return {"n_features_in_": len(names), "feature_names_in_": np.array(names, object)}
 
@@ -462,7 +465,7 @@ def _table_values(X: MatrixLike, columns: Sequence[int]) -> np.ndarray:
 
 
 def _text_documents(X: MatrixLike, width: int) -> np.ndarray:
-    """Return the texts of all rows in one sequence; rows of one text may be a column."""
+    """Return the texts of all rows as one vector; ``X`` may be a sequence or a matrix of ``width`` columns."""
     values = np.asarray(X, dtype=object)
     if isinstance(X, str) or (values.shape[1:] != (width,) and not (width == 1 and values.ndim == 1)):
         what = "a sequence of texts" if width == 1 else f"{width} texts a row"

@@ -1,9 +1,9 @@
 """Find the steps of a fitted scikit-learn model, and record its last step, task, classes and decision rule.
 
-:func:`record_of` returns the record, found once: every module of the room reads it, and none asks an estimator again
-what it ends in. :func:`unwrapped` removes searches, thresholds and other wrappers that change no prediction.
+:func:`record_of` returns the record. All modules of this package read the record instead of examining the estimator
+again. :func:`unwrapped` removes searches, thresholds and other wrappers.
 
-This module imports a third of scikit-learn, so only what deals with a fitted model imports it.
+This module imports a third of scikit-learn, so only modules that deal with fitted models import it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def first_step(estimator: Estimator) -> Any:
 
 
 def columns_taken(estimator: Estimator) -> int | None:
-    """Return the number of columns that the converter of an estimator takes, None if unknown.
+    """Return the number of columns that the converter of an estimator takes, or None if it is unknown.
 
-    A TransformedTargetRegressor is converted behind the steps that come before its last one.
+    The converter of a TransformedTargetRegressor takes the columns that its inner pipeline's last step takes.
     """
     if isinstance(estimator, TransformedTargetRegressor):
         return columns_taken(last_step(estimator.regressor_))
@@ -59,7 +59,7 @@ def columns_taken(estimator: Estimator) -> int | None:
 
 
 def features_of(estimator: Estimator) -> dict[str, Any]:
-    """Return the attributes that scikit-learn checks data with; a TransformedTargetRegressor keeps names within."""
+    """Return the attributes ``n_features_in_`` and ``feature_names_in_``, as far as the fitted estimator has them."""
     found = {name: getattr(estimator, name) for name in FEATURES if hasattr(estimator, name)}
     inner = unwrapped(estimator)
     if len(found) < len(FEATURES) and isinstance(inner, TransformedTargetRegressor):
@@ -68,9 +68,9 @@ def features_of(estimator: Estimator) -> dict[str, Any]:
 
 
 def unwrapped(estimator: Estimator) -> Any:
-    """Return the estimator within searches, thresholds, self-training and FrozenEstimators, also in pipelines.
+    """Remove the wrappers of an estimator, also in pipelines: searches, thresholds, self-training, FrozenEstimators.
 
-    skl2onnx does not support all of them, and ignores thresholds.
+    skl2onnx does not support all of these wrappers, and ignores thresholds.
     """
     if isinstance(estimator, FrozenEstimator):
         return unwrapped(estimator.estimator)
@@ -91,7 +91,7 @@ def takes_nan(model: Estimator) -> bool:
     first = first_step(model)
     if isinstance(first, FeatureUnion):
         return all(takes_nan(part) for _, part in first.transformer_list if is_estimator(part))
-    if isinstance(first, ColumnTransformer):  # each has columns of its own
+    if isinstance(first, ColumnTransformer):  # each part takes other columns, so one part that takes NaN suffices
         parts = getattr(first, "transformers_", first.transformers)
         return any(takes_nan(part) for _, part, _ in parts if is_estimator(part))
     return bool(get_tags(first).input_tags.allow_nan)
@@ -107,12 +107,12 @@ class Threshold:
     Attributes
     ----------
     rule : estimator
-        The meta-estimator that holds it.
+        The meta-estimator that holds the threshold.
     limit : float
     positive : int
-        Index of the class that is chosen if the limit is reached.
+        Index of the class that is predicted if the limit is reached.
     of_probabilities : bool
-        Whether the limit is one of probabilities; else it is one of the decision function.
+        True if the probability is compared with the limit, False if the decision function is.
     """
 
     rule: Any
@@ -149,12 +149,12 @@ class ModelRecord:
 
     @property
     def name(self) -> str:
-        """The class of the model."""
+        """The name of the model's class."""
         return type(self.estimator).__name__
 
     @property
     def last_name(self) -> str:
-        """The class of its last step."""
+        """The name of the class of the model's last step."""
         return type(self.last).__name__
 
     @property
@@ -191,7 +191,7 @@ class ModelRecord:
 
     @property
     def is_chain(self) -> bool:
-        """True if the model passes the label of each estimator to the next ones."""
+        """True if the model is a chain, which passes the predicted label of each estimator to the next ones."""
         return isinstance(self.last, ClassifierChain)
 
     @property
@@ -207,9 +207,9 @@ class ModelRecord:
 
     @cached_property
     def classes(self) -> np.ndarray | list[np.ndarray] | None:
-        """The labels of a classifier in the order of its scores, a list of them if there are several labels.
+        """The classes in the order of the scores; if a row has several labels, a list with the classes of each label.
 
-        Those of labels that are 0 or 1 are the positions of the labels.
+        If every label is 0 or 1, the classes are the positions of the labels.
         """
         if self.outputs is not None:
             return np.arange(len(self.outputs)) if self.has_indicators else list(self.outputs)
@@ -246,7 +246,7 @@ def _outputs_of_step(last: Estimator) -> tuple[np.ndarray, ...] | None:
     classes = getattr(last, "classes_", None)
     if isinstance(classes, list):
         return tuple(np.asarray(known) for known in classes)
-    binarizer = getattr(last, "_label_binarizer", None)  # of ridge classifiers and neural networks
+    binarizer = getattr(last, "_label_binarizer", None)  # ridge classifiers and neural networks have one
     several = bool(getattr(last, "multilabel_", False)) or getattr(binarizer, "y_type_", "").startswith("multilabel")
     return tuple(np.arange(2) for _ in np.asarray(classes)) if several else None
 

@@ -1,7 +1,7 @@
 """The objective that a model was fitted with: its loss, with its settings, and the weights of its classes.
 
-Training goes on with them: :func:`loss_of` returns the loss or the nearest one of this package, :func:`class_weight_of`
-the weights of the classes. A meta-estimator has the objective of its members, where they share one.
+Training uses the same objective: :func:`loss_of` returns the loss or the nearest one of this package,
+:func:`class_weight_of` the class weights. A meta-estimator has the objective of its members if all have the same one.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from .model_record import ModelRecord, record_of
 SQUARED_ERROR = "squared_error"
 
 POWERS = {"PoissonRegressor": 1, "GammaRegressor": 2}
-"""The powers of the mean that the variance is for generalized linear models, by their class."""
+"""For generalized linear models, the power of the mean to which the variance is proportional."""
 
 PROBLEMS = (OneVsOneClassifier, OneVsRestClassifier, OutputCodeClassifier, MultiOutputClassifier, ClassifierChain)
-"""Classifiers that hold one estimator for each of several problems of their own."""
+"""Classifiers that hold one estimator for each of several binary or single-label problems."""
 
 
 def loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
@@ -53,7 +53,7 @@ def loss_of(record: ModelRecord, source: TrainableModel) -> str | Loss:
     if record.gives_labels:
         return _loss_of_labels(record)
     found = _loss_of_numbers(record.last)
-    # Deviances are of means that are exponentials of the scores; sums of such means, and other links, are not.
+    # A deviance loss needs a mean that is the exponential of the score: no sum of such means, and no other link.
     deviance = found in ("poisson", "gamma") or isinstance(found, Tweedie)
     return SQUARED_ERROR if deviance and source.link != "exp" else found
 
@@ -83,7 +83,7 @@ def _loss_of_numbers(last: Any) -> str | Loss:
     if isinstance(last, SVR):
         return EpsilonInsensitive(last.epsilon)
     if isinstance(last, NuSVR):
-        return "absolute_error"  # its margin is not kept
+        return "absolute_error"  # the model does not store its epsilon
     if isinstance(last, TransformedTargetRegressor):
         return _in_units_of_targets(_loss_of_numbers(record_of(last.regressor_).last), last.transformer_)
     members = _members(last)
@@ -98,7 +98,7 @@ def _loss_of_numbers(last: Any) -> str | Loss:
     if name == "quantile":
         return Quantile(getattr(last, "quantile", None) or last.alpha)
     if name == "huber":
-        of_boosting = isinstance(last, GradientBoostingRegressor)  # of the residuals before its last trees
+        of_boosting = isinstance(last, GradientBoostingRegressor)  # its delta is a quantile of the latest residuals
         return Huber(sklearn_private.huber_delta(last) if of_boosting else last.epsilon)
     if name in ("epsilon_insensitive", "squared_epsilon_insensitive"):
         return EpsilonInsensitive(last.epsilon, squared=name != "epsilon_insensitive")
@@ -106,7 +106,7 @@ def _loss_of_numbers(last: Any) -> str | Loss:
 
 
 def _members(last: Any) -> Sequence[Estimator]:
-    """Return the estimators whose objective a meta-estimator has; none for other estimators."""
+    """Return the members of a meta-estimator that determine its objective; [] for other estimators."""
     if isinstance(last, RANSACRegressor):
         return [last.estimator_]
     if isinstance(last, StackingRegressor | StackingClassifier):
@@ -124,9 +124,10 @@ def _members(last: Any) -> Sequence[Estimator]:
 
 
 def _in_units_of_targets(loss: str | Loss, transformer: Any) -> str | Loss:
-    """Return the loss on targets whose transforms had ``loss``.
+    """Return the loss on the original targets, given the ``loss`` on targets that ``transformer`` transformed.
 
-    Quantiles follow any monotone transform. A margin has a size on the targets if they were shifted and scaled alone.
+    A quantile stays a quantile under any monotone transform. A margin, such as Huber's delta, can be converted only if
+    the targets were just shifted and scaled.
     """
     points = np.linspace(0.1, 1.1, 5)[:, None] * np.ones(int(getattr(transformer, "n_features_in_", 1)))
     with np.errstate(all="ignore"):
@@ -146,12 +147,12 @@ def _in_units_of_targets(loss: str | Loss, transformer: Any) -> str | Loss:
     return SQUARED_ERROR
 
 
-# The weights of classes. A weight of rows by their label can follow those of an estimator of one label a row; of binary
-# problems within a model, each with weights of its own, it cannot, which a warning says.
+# Class weights. They can be taken over from an estimator with one label per row. They cannot if a model consists of
+# binary problems with class weights of their own; then there is a warning.
 
 
 def class_weight_of(estimator: Estimator) -> ClassWeight:
-    """Return the weights of classes that a classifier was fitted with; None if they are equal or not known."""
+    """Return the class weights that a classifier was fitted with; None if they are all equal, or unknown."""
     try:
         check_is_fitted(estimator)
     except NotFittedError:
@@ -173,17 +174,17 @@ def warn_of_lost_class_weights(estimator: Estimator) -> None:
 
 
 def _weighs_classes(part: Any) -> bool:
-    """Return True if parameters of an estimator, fitted or not, weigh classes."""
+    """Return True if an estimator, fitted or not, has parameters that set class weights."""
     given = [getattr(part, name, None) for name in ("class_weight", "is_unbalance", "scale_pos_weight")]
     return any(value is not None and value is not False and value != 1 for value in given)
 
 
 def _own_class_weight(last: Any) -> tuple[ClassWeight, bool]:
-    """Return the class weights of an estimator, and whether its parameters or those of all its members tell them."""
+    """Return the class weights of an estimator, and True if they are known from its parameters or from all members'."""
     if library_of(last) is not None:
         return _class_weight_of_booster(last), True
     if isinstance(last, CalibratedClassifierCV):
-        return None, True  # calibrated on rows that weigh the same
+        return None, True  # the calibration weighs all rows equally
     members = _members(last)
     if members:
         found = [_own_class_weight(record_of(one).last) for one in members]
@@ -194,12 +195,12 @@ def _own_class_weight(last: Any) -> tuple[ClassWeight, bool]:
     if isinstance(last, HistGradientBoostingClassifier):
         return _by_label(weight, last.classes_), True
     if isinstance(weight, str) and weight == "balanced_subsample":
-        return "balanced", True  # those of the samples of single trees are these on average
+        return "balanced", True  # "balanced_subsample" is balanced for each tree's sample, so on average for all rows
     return weight, hasattr(last, "class_weight")
 
 
 def _by_label(weight: ClassWeight, classes: np.ndarray) -> ClassWeight:
-    """Return weights by label, given those by the positions of the labels, by which members of ensembles know them."""
+    """Return class weights by label, given weights by position; members of ensembles know labels by position."""
     if not isinstance(weight, Mapping):
         return weight
     return {classes[int(position)]: number for position, number in weight.items()}

@@ -1,9 +1,9 @@
 """Prepare a fitted scikit-learn model for training: from the estimator to a trainable graph.
 
-:func:`fitted_model` is the way, in the order of its steps: :func:`table_of` derives the columns of a model that takes
-text; ``convert`` makes a graph in float32, which is pruned to the trained output; ``_ml_operators`` rewrites its
-ai.onnx.ml operators; ``provenance`` names its parameters after the estimators and attributes that they come from;
-``scores`` gives its output a form that a loss can be computed on; and ``text_encoder`` splits off the encoder of text.
+:func:`fitted_model` runs all steps, in this order: :func:`table_of` derives the columns of a model that takes text;
+``convert`` makes a float32 graph, which is pruned to the trained output; ``_ml_operators`` rewrites the ai.onnx.ml
+operators; ``provenance`` names the parameters after the estimators and attributes that they come from; ``scores`` makes
+the output one that a loss can be computed on; and ``text_encoder`` splits off the encoder of text.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from .text_encoder import in_parts
 
 
 def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[TrainableModel, FittedModel]:
-    """Return a fitted model as a trainable graph, and facts about it.
+    """Return a fitted model as a trainable graph, and the description that stays beside the graph.
 
-    ``has_text`` says whether the data have columns that are not numeric.
+    ``has_text`` is True if the data have columns that are not numeric.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
     table = table_of(estimator, has_text=has_text)
     model, origins = _graph_of(record, table)
 
-    # The parameters are the fitted numbers that have a gradient and are no settings, in the order of their origins.
+    # Select the parameters: the fitted numbers that have a gradient and are no settings, in the order of their origins.
     names = {value.name for value in model.graph.outputs}
     pairs, class_output = (name if name in names else None for name in (PAIRS, CLASS_OUTPUT))
     try:
@@ -99,8 +99,9 @@ def fitted_model(estimator: Estimator, *, has_text: bool = False) -> tuple[Train
 def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Sequence[Origin]]:
     """Return the graph in operators of the default domain, and the origins of its parameters.
 
-    The order matters: votes are found by nodes of the converters, which rewriting replaces; parameters get their names
-    before anything is computed from them; thresholds apply to the scores, which are exposed first.
+    The order of the steps matters. Votes are found by the converters' nodes, so before rewriting replaces these nodes.
+    Parameters get their names before other nodes are computed from them. Thresholds apply to the scores, so after the
+    scores are exposed.
     """
     estimator = record.estimator
     rewritten, conversions, structure = _rewritten(record, table)
@@ -112,7 +113,7 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
     origins = list(split_in_double(model, origins, estimator))
-    # Votes of training points are trained only if nothing else is: trained votes cannot be written back.
+    # Train the votes of training points only if nothing else can be trained, because votes cannot be written back.
     trained = parameters_of(model.graph, model.graph.outputs[0])
     others = [one for one in origins if one.form != VOTES]
     origins = others if any(one.name in trained for one in others) else origins
@@ -133,7 +134,7 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
 
 
 def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Sequence[ConversionRecord], object]:
-    """Return the rewritten graph, what each converter added, and the structure before rewriting."""
+    """Return the rewritten graph, the record of each converter, and the structure before rewriting."""
     texts, placeholders = (None, {}) if table is None else (table.texts, table.placeholders)
     model, conversions = converted(record.estimator, texts, placeholders)
     prune(model, 1 if record.gives_labels else 0)
@@ -145,43 +146,43 @@ def _rewritten(record: ModelRecord, table: Table | None) -> tuple[Rewritten, Seq
 
 
 def _is_setting(origin: Origin, graph: TrainableModel, estimator: Estimator) -> bool:
-    """Return True if a parameter is no fitted number: it repeats a setting, or has no number of its own to learn."""
+    """Return True if a parameter is not to be trained: it holds a setting, or has no number of its own to learn."""
     owner = follow(estimator, origin.owner)
     if origin.role == "default" and len(getattr(owner, "categories_", ())) > 1:
-        return True  # the columns share one mean for unknown categories
+        return True  # one mean for unknown categories, which several columns share
     if origin.attribute:
         return "intercept" in str(origin.attribute[0]) and getattr(owner, "fit_intercept", True) is False
-    # The leaves can learn what the base value of trees could; the user chose what is imputed.
+    # A base value of trees is redundant, because the leaves can learn it. The user chose the imputed values.
     if origin.role in ("base_values", "imputed"):
         return True
-    # A scaler without a mean or a deviation holds neutral numbers instead.
+    # A scaler without mean or deviation has zeros or ones in the graph instead, which are not trained.
     numbers = graph.model.graph.initializers[origin.name].const_value
     neutral = {"offset": 0.0, "scale": 1.0}.get(origin.role)
     return neutral is not None and numbers is not None and bool((numbers.numpy() == neutral).all())
 
 
-# The table that a model takes: which columns are text, which texts it knows, where values may be missing.
+# The table that a model takes: which columns are text, which texts are known, where values may be missing.
 #
-# The first steps that take a column tell its kind: an encoder by its categories, an imputer by its statistics, a
-# vectorizer by its class. If several steps take one column, they must agree.
+# The first steps that read a column determine its kind: an encoder by its categories, an imputer by its statistics, a
+# vectorizer by its class. If several steps read one column, they must agree.
 
 
 def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     """Return the table of a model that takes text; None for a model that takes a numeric matrix.
 
-    ``has_text`` says whether the data have columns that are no numbers: they may be those that the model drops.
+    ``has_text`` is True if the data have columns that are not numeric; the model may drop these columns.
 
     Raises
     ------
     ModelError
-        Another step changes the text before an encoder, or each member of an ensemble encodes it: no ONNX form.
+        A step changes the text before an encoder, or each member of an ensemble encodes it, which has no ONNX form.
     """
     branches = list(_branches(estimator, None))
     for branch in branches:
         first, ensemble = branch.steps[0] if branch.steps else None, branch.ensemble
         if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
             continue
-        # Other ensembles give their members numeric matrices.
+        # The members of other ensembles must take numeric matrices, so refuse text.
         if _is_vectorizer(first) or any(_is_text(first, i) for i in range(getattr(first, "n_features_in_", 0))):
             name = type(ensemble).__name__
             raise ModelError(
@@ -189,7 +190,7 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
                 f"before the {name}, in a pipeline that ends in it."
             )
     for branch in branches:
-        # skl2onnx would make numbers of several columns of text.
+        # Refuse a SimpleImputer on several columns of text, which skl2onnx would convert to numbers.
         first = branch.steps[0] if branch.steps and branch.columns is None else None
         fills = first.statistics_ if isinstance(first, SimpleImputer) else ()
         if len(fills) > 1 and any(isinstance(value, str) for value in fills):
@@ -201,7 +202,7 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     if any(branch.columns is None and branch.steps and _is_vectorizer(branch.steps[0]) for branch in branches):
         return Table((TableColumn("text", "text", gaps=False),), documents=True)
 
-    # A histogram booster holds an encoder of its own.
+    # A histogram booster has an inner encoder. All other encoders of text must be the first steps of their columns.
     firsts = [step for branch in branches for step in branch.steps]
     boosters = [branch.steps[0] for branch in branches if branch.steps and categories_by_column(branch.steps[0])]
     allowed = {id(step) for step in firsts} | {id(part) for booster in boosters for _, part in walk(booster)}
@@ -216,7 +217,7 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     features = features_of(estimator)
     names = features.get("feature_names_in_", [f"x{i}" for i in range(features.get("n_features_in_", 0))])
 
-    # Missing text is written as "nan" or "None", or in angle brackets if a step knows that as a category.
+    # Missing text is written as "nan" or "None", or with angle brackets if a step has that string as a category.
     steps = [(step, branch.place(i)) for branch in branches for i in range(len(names)) for step in branch.steps[:2]]
     known = {value for step, place in steps if place is not None for value in _fitted_values(step, place)}
     placeholders: dict[str, str] = {}
@@ -232,18 +233,18 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
 
 @dataclass(frozen=True)
 class _Branch:
-    """The steps that some columns of the data pass first.
+    """The first steps of some columns of the data, such as a part of a ColumnTransformer.
 
     Attributes
     ----------
     steps : tuple of estimator
-        They take these columns alone.
+        The steps that take only these columns.
     columns : tuple of int or None
-        None: all columns.
+        The positions of the columns in the data; None if the steps take all columns.
     ensemble : estimator or None
-        The ensemble that the steps are in.
+        The ensemble that contains the steps.
     later_steps : tuple of estimator
-        They take the outputs of the steps, together with those of other branches.
+        The steps that take the outputs of this branch together with those of other branches.
     """
 
     steps: tuple[Estimator, ...]
@@ -262,11 +263,11 @@ class _Branch:
         return True
 
     def before(self, later: tuple[Estimator, ...]) -> _Branch:
-        """Return the same followed by further steps."""
+        """Return this branch with ``later`` steps appended to its later steps."""
         return replace(self, later_steps=(*self.later_steps, *later))
 
     def place(self, column: int) -> int | None:
-        """Return the position of a column of the data among the columns of the branch."""
+        """Return the position, in the branch, of a column of the data; None if the branch does not take the column."""
         if self.columns is None:
             return column
         return self.columns.index(column) if column in self.columns else None
@@ -275,7 +276,7 @@ class _Branch:
 def _branches(
     estimator: Estimator, columns: tuple[int, ...] | None, later: tuple[Estimator, ...] = ()
 ) -> Iterator[_Branch]:
-    """Yield the branches of an estimator that gets some columns of the data; ``later`` steps follow it."""
+    """Yield the branches of an estimator that takes ``columns`` of the data and is followed by ``later`` steps."""
     estimator = unwrapped(estimator)
     if isinstance(estimator, Pipeline):
         steps = (*(step for _, step in estimator.steps if not _is_passthrough(step)), *later)
@@ -304,10 +305,11 @@ def _is_passthrough(step: object) -> bool:
 
 
 def _inner_estimators(estimator: Estimator) -> list[Any]:
-    """Return the outermost pipelines and column transformers within an ensemble that get the same columns."""
+    """Return the outermost pipelines and column transformers in an ensemble that take the ensemble's own columns."""
     found: dict[tuple[Any, ...], Any] = {}
     for path, part in walk(estimator):
-        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)  # None: of texts
+        # Estimators that take a sequence of texts have no n_features_in_.
+        same = getattr(part, "n_features_in_", None) == getattr(estimator, "n_features_in_", None)
         is_private = any(str(step).startswith("_") for step in path)
         if not path or not same or is_private or not isinstance(part, Pipeline | ColumnTransformer):
             continue
@@ -317,7 +319,7 @@ def _inner_estimators(estimator: Estimator) -> list[Any]:
 
 
 def _column(name: str, index: int, branches: Sequence[_Branch], placeholders: Mapping[str, str]) -> TableColumn:
-    """Return a column as all branches that take it describe it."""
+    """Return the description of a column, from all branches that take it."""
     places = [(branch, branch.place(index)) for branch in branches]
     taken = [(branch, place) for branch, place in places if place is not None]
     if not taken:
@@ -354,7 +356,7 @@ def _column(name: str, index: int, branches: Sequence[_Branch], placeholders: Ma
 
 
 def _takes_placeholders(step: Estimator) -> bool:
-    """Return True if missing text may be written to a step in a form other than the usual one."""
+    """Return True if a step may get a placeholder instead of "nan" or "None" for missing text."""
     return isinstance(step, OneHotEncoder | OrdinalEncoder | SimpleImputer) or bool(categories_by_column(step))
 
 
@@ -381,7 +383,7 @@ def _fitted_values(step: Estimator | None, place: int) -> list[Any]:
 
 
 def _refuses_unknown(step: Estimator) -> bool:
-    """Return True if a step refuses unknown text, in scikit-learn or in the graph."""
+    """Return True if a step refuses unknown text, in scikit-learn or in its ONNX form."""
     if isinstance(step, OrdinalEncoder):
         return step.handle_unknown == "error" or bool(np.isnan(step.unknown_value))
     return isinstance(step, OneHotEncoder) and step.handle_unknown == "error"

@@ -1,9 +1,9 @@
 """Map the parameters of a graph to the attributes of the fitted estimators that they come from.
 
-The converters of this package say which attribute a parameter comes from. For those of others, :func:`named` compares
-its numbers with the fitted numbers of the estimator whose converter made it, in each of :data:`FORMS`: as they are,
-transposed, as reciprocals. If several attributes have the same numbers, a :class:`Tracer` decides. The
-:class:`Origin` gives the parameter its name, tells a weight from a setting, and tells ``to_sklearn()`` where to write.
+The converters of this package name the attribute of each parameter. For a parameter of another converter, :func:`named`
+compares the numbers with the fitted numbers of the converted estimator, in each of :data:`FORMS` (unchanged,
+transposed, as reciprocals, ...). If several attributes have the same numbers, a :class:`Tracer` decides. The resulting
+:class:`Origin` gives the parameter its name, distinguishes weights from settings, and is where ``to_sklearn()`` writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .converters.context import ConversionRecord
 from .fitted_model import Origin, Path, assign, follow, has_attributes, walk
 
 VOTES = "votes"
-"""The form of classes as shares: for each training point a column for each class."""
+"""The form of the classes of training points as votes: a row for each point, with the share of each class."""
 
 
 def _refuse_votes(votes: np.ndarray) -> np.ndarray:
@@ -52,21 +52,22 @@ FORMS: dict[str, tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray]
     "probability": (lambda a: a, lambda a: np.abs(a) / (np.abs(a) + np.abs(1 - a))),
     VOTES: (lambda a: a, _refuse_votes),
 }
-"""The functions from an attribute to a parameter, and back."""
+"""For each form, the function from an attribute to a parameter and its inverse."""
 
 COMPUTED: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "transposed": lambda op, value: op.Transpose(value, perm=[1, 0]),
     "reciprocal": lambda op, value: op.Div(1.0, value),
 }
-"""The forms that are computed in the graph, so that the parameter equals the attribute."""
+"""Forms that the graph itself computes, so that the parameter equals the attribute."""
 
 
 def named(
     model: ir.Model, roles: Sequence[Role], watched: Sequence[ConversionRecord], root: Estimator, tracer: Tracer
 ) -> list[Origin]:
-    """Rename the parameters of the graph by their estimators, in place; return where each comes from.
+    """Rename the parameters of the graph after estimators and attributes, in place; return the origin of each.
 
-    The converters of this package name the attribute of each parameter. ``tracer`` finds those of other converters.
+    The converters of this package name the attribute of each parameter. For other converters, ``tracer`` helps to find
+    the attribute.
     """
     paths = {id(part): path for path, part in walk(root)}
     made = {role.name: role for role in roles}
@@ -80,7 +81,7 @@ def named(
         if source is not None:
             owner = source.owner
         else:
-            # The estimator whose converter made the node, or the initializer; the innermost if several did.
+            # Find the innermost estimator whose converter made the node or the initializer.
             makers = [one for one in watched if (role.node in one.nodes if role else name in one.initializers)]
             owner = min(makers, key=lambda one: len(one.nodes)).estimator if makers else None
         if owner is None or id(owner) not in paths:
@@ -105,10 +106,10 @@ def named(
 def _found(
     tracer: Tracer, name: str, path: Path, owner: Estimator, value: ir.Value, role: Role | None
 ) -> tuple[Path, str]:
-    """Return the attribute of a parameter that another converter made, by its numbers; () without one.
+    """Find the attribute of a parameter of another converter by its numbers; return its path, () if none, and form.
 
-    Leaves have no attribute. Numbers that are trivial, or equal to several attributes, do not tell: those of a copy of
-    the model, in which all numbers differ, do.
+    Leaves have no attribute. If the numbers are trivial or equal those of several attributes, compare the copy of the
+    model in which all numbers differ.
     """
     assert value.const_value is not None
     array = value.const_value.numpy()
@@ -120,7 +121,7 @@ def _found(
 
 
 def _equal_attributes(owner: Estimator, array: np.ndarray) -> list[tuple[Path, str]]:
-    """Return the attributes with these numbers, and in which form; those that scikit-learn documents come first."""
+    """Return the attributes that have these numbers, each with the form; documented attributes come first."""
     found = list[tuple[Path, str]]()
     for path, numbers in fitted_numbers(owner):
         for form, (there, _) in FORMS.items() if numbers.size == array.size else ():
@@ -160,7 +161,7 @@ def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:
 
 
 def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarray) -> str:
-    """Let a parameter equal its attribute and compute its form in the graph; return the form that is left."""
+    """Make a parameter equal to its attribute, with nodes that compute the form; return the form that then remains."""
     value, held = graph.initializers[name], np.atleast_1d(np.asarray(numbers, np.float32))
     if form == "transposed" and held.ndim != 2:
         return form
@@ -172,18 +173,18 @@ def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarra
     return "same"
 
 
-# Tracers: a copy of a fitted model whose numbers are all different, converted in the same way.
+# Tracer: a copy of a fitted model whose numbers are all different, converted in the same way.
 #
-# They tell which attribute a parameter comes from where a converter of another package made it and the model's own
+# It shows which attribute a parameter comes from if another package's converter made the parameter and the model's own
 # numbers are ambiguous: a scale of ones equals its reciprocal, an identity matrix its transpose. The copy is never run.
 
 
 FITTED_SETTINGS = frozenset({"coef0"})
-"""Constructor arguments that are numbers of the fitted model."""
+"""Constructor arguments that can be trained like fitted numbers."""
 
 
 def fitted_numbers(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
-    """Yield the fitted numbers of an estimator with their attributes, those of the estimators that it wraps too."""
+    """Yield paths and arrays of the attributes with fitted numbers, of an estimator and of those that it wraps."""
     yield from own_numbers(owner)
     for name, value in vars(owner).items():
         if isinstance(value, BaseEstimator) and _is_fitted_name(name):
@@ -191,7 +192,7 @@ def fitted_numbers(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
 
 
 def own_numbers(owner: object) -> Iterator[tuple[Path, np.ndarray]]:
-    """Yield the fitted numbers of an estimator with their attributes."""
+    """Yield paths and arrays of the attributes with fitted numbers, of an estimator itself."""
     for name, value in vars(owner).items():
         if not _is_fitted_name(name):
             continue
@@ -248,15 +249,15 @@ class Tracer:
     def _graph(self) -> ir.Graph | None:
         try:
             model, structure = self._convert(self._copy)
-        except Exception:  # a converter may need numbers that belong together
+        except Exception:  # a converter may fail if numbers that belong together are replaced independently
             return None
         return model.graph if structure == self._structure else None
 
 
-# Write trained numbers back to the attributes that they come from, in a copy of the model.
+# Writing trained numbers back to the attributes that they come from, in a copy of the model.
 #
-# Only numbers that training changed are written: the inverse of a form would round the others. Trees have no attribute
-# to assign; functions write into them.
+# Only numbers that training changed are written, because the inverse of a form would round the others. The arrays of
+# trees are no assignable attributes; functions write into the trees.
 
 
 def write_back(
@@ -289,7 +290,7 @@ def write_back(
 
 
 def _complete(owner: Estimator, path: Path) -> None:
-    """Update attributes that repeat the written one."""
+    """Update private attributes that duplicate the attribute just written."""
     attribute = str(path[-1]) if path else ""
     if attribute == "scale_" and hasattr(owner, "var_"):
         owner.var_ = owner.scale_**2
@@ -322,11 +323,11 @@ WITH_TREES = (
     ensemble.RandomForestClassifier,
     ensemble.RandomForestRegressor,
 )
-"""The estimators whose trees can be written; those of other libraries cannot."""
+"""The estimators into whose trees numbers can be written; trees of other libraries do not allow it."""
 
 
 def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
-    """Write the values of leaves; the graph holds them times a factor, such as a learning rate or 1 / trees."""
+    """Write the values of leaves, which the graph multiplies by a factor such as the learning rate or 1 / trees."""
     assert origin.places is not None
     places = origin.places.reshape(-1, 3)
     cells = [_cell(owner, *(int(n) for n in place)) for place in places]
@@ -339,7 +340,7 @@ def _write_leaves(owner: Estimator, origin: Origin, before: np.ndarray, now: np.
 
 
 def _factor(owner: Estimator) -> float:
-    """Return the factor of leaves that are all zero, which no quotient tells."""
+    """Return the factor between graph and model for leaves that are all zero, from which it cannot be computed."""
     if isinstance(owner, ensemble.GradientBoostingClassifier | ensemble.GradientBoostingRegressor):
         return float(owner.learning_rate)
     averages = isinstance(owner, ensemble.RandomForestRegressor | ensemble.ExtraTreesRegressor)
@@ -348,7 +349,7 @@ def _factor(owner: Estimator) -> float:
 
 def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
     """Return the functions that read and write one value of one leaf."""
-    if isinstance(owner, ensemble.IsolationForest):  # the length of the path, and its expected rest
+    if isinstance(owner, ensemble.IsolationForest):  # a leaf's value is the depth plus the expected remaining depth
         beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
         return lambda: float(depth + beyond[node]), lambda value: beyond.__setitem__(node, value - depth)
     if hasattr(owner, "_predictors"):
@@ -370,7 +371,7 @@ def _trees_of_model(owner: Estimator) -> list[Any]:
 
 
 def _write_probabilities(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
-    """Write the probabilities in leaves; the single number of two classes is that of the second class."""
+    """Write the probabilities of leaves; for two classes, the graph holds only that of the second class."""
     assert origin.places is not None
     trees, numbers = _trees_of_model(owner), np.abs(now.astype(np.float64))
     if now.ndim == 2:
@@ -391,4 +392,4 @@ LEAVES: dict[str, Callable[[Any, Origin, np.ndarray, np.ndarray], None]] = {
     "leaf_probabilities": _write_probabilities,
     "leaf_values": _write_leaves,
 }
-"""The functions that write parameters without an attribute, by role."""
+"""For each role of leaves, which have no attribute, the function that writes them."""

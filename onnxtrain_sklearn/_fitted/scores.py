@@ -1,10 +1,10 @@
 """Make a converted graph end in scores that a loss can be computed on, and keep its decision rule.
 
 A converted graph ends in probabilities, or in scores that may be redundant. :func:`expose_scores`, and for several
-labels a row :func:`expose_labels`, change it to end in scores, or in an activation of scores. If the label is not
-that of the largest score, the rule becomes an output of its own, :data:`CLASS_OUTPUT`: votes of pairs of classes
-(:func:`keep_votes`), the first of tied classes (:func:`keep_first_of_ties`), and decision thresholds
-(:func:`keep_threshold`). The scores are trained, and the rule goes on deciding.
+labels per row :func:`expose_labels`, change it to end in scores, or in an activation of scores. If the model does not
+predict the class of the largest score, its decision rule becomes an output of its own, :data:`CLASS_OUTPUT`: votes of
+pairs of classes (:func:`keep_votes`), the first of tied classes (:func:`keep_first_of_ties`), and decision thresholds
+(:func:`keep_threshold`). The scores are trained, and the rule still decides.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLASSIFYING_TREES = (DecisionTreeClassifier, ExtraTreesClassifier, RandomForestC
 
 
 def prune(model: ir.Model, position: int) -> None:
-    """Keep one output, or the elements of a sequence."""
+    """Remove all outputs but the one at ``position``, in place; a sequence becomes its elements."""
     output = model.graph.outputs[position]
     maker = output.producer()
     sequence = maker is not None and maker.op_type == "SequenceConstruct"
@@ -48,7 +48,7 @@ def prune(model: ir.Model, position: int) -> None:
     for value in kept:
         if not isinstance(value.type, ir.TensorType):
             raise ModelError(f"Its output {value.name!r} is not a tensor. Only tensors can be trained.")
-        value.shape = None  # skl2onnx may declare two columns for one
+        value.shape = None  # skl2onnx may declare two columns where there is one
     keep_outputs(model, kept)
 
 
@@ -69,8 +69,8 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin
     """Normalize the probabilities in the leaves of classification trees, so that they stay probabilities in training.
 
     The weights w of a leaf become |w| / sum(|w|), or |w| / (|w| + |1 - w|) for the single number of two classes, over
-    the number of trees. Each of several outputs has a sum of its own. Unlike a softmax, this gives a probability of
-    zero a gradient. The votes of training points are normalized in the same way.
+    the number of trees. With several outputs, the classes of each output are normalized separately. Unlike a softmax,
+    this gives a probability of zero a gradient. The votes of training points are normalized in the same way.
     """
     owner = follow(root, origin.owner)
     if origin.form == VOTES:
@@ -86,7 +86,7 @@ def as_probabilities(model: ir.Model, origin: Origin, root: Estimator) -> Origin
 
 
 def normalize_leaves(model: ir.Model, name: str, share: float, groups: np.ndarray, *, several: bool) -> bool:
-    """Normalize the numbers of leaves to the sum ``share``, in place; False if they have another sum."""
+    """Normalize the numbers of each leaf to the sum ``share``, in place; return False if they have another sum now."""
     value = model.graph.initializers[name]
     assert value.const_value is not None
     p = value.const_value.numpy() / share
@@ -109,7 +109,7 @@ def normalize_leaves(model: ir.Model, name: str, share: float, groups: np.ndarra
 
 
 def _group_sums(sizes: np.ndarray) -> np.ndarray:
-    """Return the matrix that sums the columns of each group."""
+    """Return the matrix (columns, columns) of 0 and 1 that replaces each column by the sum of its group."""
     group = np.repeat(np.arange(len(sizes)), sizes)
     return np.asarray(group[:, None] == group, np.float32)
 
@@ -126,8 +126,8 @@ def expose_scores(model: ir.Model, record: ModelRecord) -> None:
 def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | None = None) -> None:
     """Change a graph to end in scores, or in an activation of scores.
 
-    ``probabilities`` says whether the output holds probabilities or margins; None: predictions of a regressor.
-    ``margin`` is the column of the second class if two margins are each other's negatives.
+    ``probabilities`` is True if the output holds probabilities, False if it holds decision functions, and None for the
+    predictions of a regressor. ``margin`` is the column of the second class if two columns are each other's negatives.
     """
     if probabilities is None:
         _put_exponential_last(model.graph)
@@ -135,7 +135,7 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
     output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
     if shown is None and probabilities:
-        # Without scores before the probabilities, take their logarithms. These saturate; scores do not.
+        # If no scores precede the probabilities, use their logarithms as scores, although these may saturate.
         found = activation_of(output)
         if found is None or not (found.link == "softmax" or found.paired):
             shown = copy_type(op.Softmax(op.Log(op.Add(op.Relu(output), EPSILON)), axis=1), output)
@@ -149,7 +149,7 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
 
 
 def _put_exponential_last(graph: ir.Graph) -> None:
-    """Move a factor and a Reshape before the exponential of a regressor: losses with a log link need it last."""
+    """Move a factor and a Reshape before a regressor's exponential: losses with a log link need it as the last node."""
     product = graph.outputs[0].producer()
     if product is not None and product.op_type == "Mul" and not product.domain:
         exponential, factor = product.inputs
@@ -167,7 +167,7 @@ def _put_exponential_last(graph: ir.Graph) -> None:
 
 
 def ends_in(value: ir.Value, op_type: str) -> bool:
-    """Return True if an operator of this type computes a value."""
+    """Return True if an operator of type ``op_type`` computes ``value``."""
     node = value.producer()
     return node is not None and node.op_type == op_type
 
@@ -204,16 +204,16 @@ def _is_negation(value: ir.Value | None, of: ir.Value | None) -> bool:
 
 # Classifiers that predict several labels per row: one matrix of scores for all labels.
 #
-# Converters return the labels as a sequence, as one tensor of rank 3, or as columns of a matrix. Here the scores behind
-# them are found, as for a single label, and concatenated.
+# Converters return the probabilities of the labels as a sequence, as one tensor of rank 3, or as columns of a matrix.
+# Here the scores from which these are computed are found, as for a single label, and concatenated.
 
 
 Place = tuple[ir.Value, int, int]
-"""A matrix, the first column of an output in it, and the number of its columns."""
+"""The columns of a label: a matrix, the position of the first column in it, and the number of columns."""
 
 
 def keep_votes_of_labels(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
-    """Add an output for classes that machines with probabilities predict by votes, one column per label."""
+    """Add an output, with a column per label, for the classes that SVMs with probabilities predict by votes."""
     parts = in_order_of_labels(record.last, record.members) if record.members else []
     machines = [one.last for one in parts if one.is_libsvm and one.has_probabilities]
     if not machines:
@@ -249,7 +249,10 @@ def end_in_scores_of_labels(
     probable: bool,
     machine: bool = False,
 ) -> None:
-    """Change the graph to end in the scores behind the columns of each label, of which there are as many as classes."""
+    """Change the graph to end in the scores from which the columns of each label are computed.
+
+    ``sizes`` holds the number of classes of each label.
+    """
     if indicators:
         columns = [_logit(op, place) if probable else _margin(op, place) for place in places]
     else:
@@ -324,7 +327,7 @@ def _margin(op: GraphBuilder, place: Place) -> ir.Value:
 
 
 def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
-    """Return one column of a matrix, from before slices and concatenations."""
+    """Return column ``i`` of a matrix, read from the value before slices and concatenations."""
     value = source_of_columns(value)
     while (before := _before(op, value, i)) is not None:
         value, i = source_of_columns(before[0]), before[1]
@@ -332,7 +335,7 @@ def _column(op: GraphBuilder, value: ir.Value, i: int) -> ir.Value:
 
 
 def _before(op: GraphBuilder, value: ir.Value, i: int) -> tuple[ir.Value, int] | None:
-    """Return the matrix that the last node takes a column from, and the position there."""
+    """Return the matrix from which the node that computes ``value`` takes column ``i``, and the position there."""
     node = value.producer()
     if node is None or node.domain:
         return None
@@ -360,7 +363,7 @@ def _known_width(op: GraphBuilder, value: ir.Value | None) -> int | None:
 
 
 def source_of_columns(value: ir.Value) -> ir.Value:
-    """Return the value before nodes that do not change it."""
+    """Return the value before nodes that do not change the numbers."""
     while (node := value.producer()) is not None and not node.domain and node.op_type in ("Identity", "Cast"):
         before = node.inputs[0]
         if before is None or (node.op_type == "Cast" and before.dtype is not ir.DataType.FLOAT):
@@ -378,8 +381,8 @@ def _input(value: ir.Value) -> ir.Value:
 
 # Decision rules other than the largest score: one-vs-one votes and decision thresholds.
 #
-# Classifiers that compare classes by pairs choose the class with the most votes, whatever probabilities or decision
-# functions are made of their scores. The rule stays in the graph as an output of its own; the scores are trained.
+# Classifiers that compare pairs of classes predict the class with the most votes, even if the probabilities or decision
+# functions that they return disagree. This rule stays in the graph as an output of its own; the scores are trained.
 
 
 PAIRS, CLASS_OUTPUT = "pairs", "choice"
@@ -389,8 +392,8 @@ PAIRS, CLASS_OUTPUT = "pairs", "choice"
 def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[ConversionRecord]) -> None:
     """Add outputs for decisions by votes to a graph with operators of ai.onnx.ml, in place.
 
-    One is the index of the class, if probabilities need not agree with the votes and no threshold decides. The other
-    holds the scores of pairs of classes, if the decision function counts votes, which have no gradient.
+    One output is the index of the class, if the probabilities may disagree with the votes and no threshold decides. The
+    other holds the scores of the pairs of classes, if the decision function counts votes, which have no gradient.
     """
     last, decides, probable = record.last, record.threshold is None, record.has_probabilities
     marks = next((one.marked for one in conversions if one.estimator is last), {})
@@ -407,22 +410,22 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
         if not probable and len(last.classes_) > 2:
             add_output(graph, PAIRS, op.Neg(node.outputs[1]))
     elif record.is_one_vs_one:
-        # The confidences have a gradient, votes have none.
+        # Train the confidences, because votes have no gradient.
         op = GraphBuilder(graph, prefix="confidences", constant_nodes=True)
         confidences, inner = marked(CONFIDENCES), last.estimators_[0]
         if not hasattr(inner, "decision_function") and is_classifier(inner):
             logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
             confidences = op.Sub(*logarithms)
-            if decides and len(last.classes_) == 2:  # the decision function is positive for both
+            if decides and len(last.classes_) == 2:  # votes make the decision functions of both classes positive
                 second = op.Reshape(op.Greater(confidences, 0.0), np.array([-1]))
                 add_output(graph, CLASS_OUTPUT, op.Cast(second, to=int(ir.DataType.INT64)))
         add_output(graph, PAIRS, op.Identity(confidences))
     elif record.is_linear_by_descent and probable and decides and MARGINS in marks:
-        # Saturated probabilities tie where margins do not.
+        # Predict by the margins, because saturated probabilities may be equal.
         op = GraphBuilder(graph, prefix="margins", constant_nodes=True)
         add_output(graph, CLASS_OUTPUT, op.ArgMax(marked(MARGINS), axis=1, keepdims=False))
     elif isinstance(last, NearestCentroid) and decides:
-        # If no class is likelier before, scikit-learn takes the nearest centroid in the units of the data.
+        # With equal priors, scikit-learn predicts the centroid that is nearest in the units of the data.
         prior = np.asarray(last.class_prior_)
         if np.isclose(prior, 1 / len(prior)).all():
             op = GraphBuilder(graph, prefix="nearest", constant_nodes=True)
@@ -442,7 +445,7 @@ def chosen_index(graph: ir.Graph, machine: Estimator, conversions: Sequence[Conv
 
 
 def number_classes(node: ir.Node, classes: int) -> ir.Value:
-    """Replace the labels of a classifier by their positions; return its label output."""
+    """Replace the labels of a classifier node by 0, 1, 2, ..., in place; return its label output."""
     node.attributes.pop("classlabels_strings", None)
     node.attributes["classlabels_ints"] = ir.AttrInt64s("classlabels_ints", range(classes))
     node.outputs[0].type = ir.TensorType(ir.DataType.INT64)
@@ -450,14 +453,14 @@ def number_classes(node: ir.Node, classes: int) -> ir.Value:
 
 
 TIE = 1e-6
-"""Difference of probabilities that counts as a tie: float32 sums of equal votes of a hundred trees differ by less."""
+"""Probabilities that differ by less are tied: float32 sums of a hundred trees' equal votes differ by less."""
 
 
 def keep_first_of_ties(graph: ir.Graph, *, of_two: bool = False) -> None:
-    """Add an output for the class with the largest probability, the first one of a tie, in place.
+    """Add an output for the class with the largest probability, or the first of tied classes, in place.
 
-    Votes tie often. Trained votes are normalized, so that sums of equal votes differ in the last bits. With ``of_two``,
-    two classes are compared in this way, too.
+    Votes are often tied. After normalization in training, sums of equal votes differ in the last bits. With ``of_two``,
+    do so for two classes too.
     """
     p, named = graph.outputs[0], {value.name for value in graph.outputs}
     if (
@@ -484,9 +487,9 @@ def add_output(graph: ir.Graph, name: str, value: ir.Value) -> None:
 
 
 def keep_threshold(graph: ir.Graph, record: ModelRecord) -> None:
-    """Add an output for the class that a threshold of the probability, or of the decision function, decides.
+    """Add an output for the class that a threshold on the probability, or on the decision function, decides.
 
-    The first output of the graph is the one or the other, of one column or of two.
+    The first output of the graph holds the probability or the decision function, in one column or in two.
     """
     threshold = record.threshold
     if threshold is None:

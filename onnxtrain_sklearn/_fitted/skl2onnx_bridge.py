@@ -1,13 +1,13 @@
 """Border to skl2onnx: the only module that imports it, and that knows its private names.
 
-skl2onnx is slow to import: each function here imports it when called. It keeps its converters in tables by class and by
-name. Its public interface adds entries; reading the tables, removing an entry and parsing a nested estimator need
-private names.
+skl2onnx is slow to import, so each function here imports it when called. skl2onnx keeps its converters in tables by
+class and by name. Its public interface adds entries; reading the tables, removing an entry and parsing a nested
+estimator need private names.
 
-Its ensembles look up the class of a nested estimator in these tables, and skl2onnx has no entry points: the converters
-of this package must be registered before a conversion begins. :func:`register_when_imported` holds back the
-registration until skl2onnx is imported, and :func:`register_waiting` runs it then. Fits and unpickling call the latter,
-which costs them the look-up of a list.
+skl2onnx's converters of ensembles look up the class of a nested estimator in these tables, and skl2onnx has no plugin
+mechanism. So the converters of this package must be registered before a conversion begins.
+:func:`register_when_imported` delays a registration until skl2onnx has been imported; :func:`register_waiting`, which
+fits and unpickling call, runs the delayed registrations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PRIVATE = {
     "converters": ("skl2onnx.common._registration", "_converter_pool"),
     "shape_calculators": ("skl2onnx.common._registration", "_shape_calculator_pool"),
 }
-"""The private names, as module and attribute."""
+"""The private names of skl2onnx that are used here, as module and attribute."""
 
 
 _waiting: list[Callable[[], None]] = []
@@ -46,7 +46,7 @@ def register_waiting() -> None:
     """Run the registrations that wait, if skl2onnx has been imported since."""
     if _waiting and sys.modules.get("skl2onnx") is not None:
         ready = list(_waiting)
-        _waiting.clear()  # first: registering imports skl2onnx, which calls this function
+        _waiting.clear()  # clear first, because registering imports skl2onnx, which calls this function
         for register in ready:
             register()
 
@@ -57,12 +57,12 @@ def package() -> Any:
 
 
 def types() -> Any:
-    """Return its module of types."""
+    """Return skl2onnx's module of types."""
     return _imported_module("skl2onnx.common.data_types")
 
 
 def shapes() -> Any:
-    """Return its module of functions that declare shapes."""
+    """Return skl2onnx's module of functions that declare shapes."""
     return _imported_module("skl2onnx.common.shape_calculator")
 
 
@@ -87,12 +87,12 @@ def register(
     convert: Callable[..., None],
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Register a converter of a class; a class that has one, by a user for example, keeps it.
+    """Register a converter for a class, unless the class already has one, for example the user's.
 
     Parameters
     ----------
     kind : type
-        The class; subclasses do not get the converter, as they may predict otherwise.
+        The class; its subclasses do not get the converter, because they may predict in another way.
     name : str
         The name of the operator in skl2onnx's tables.
     declare : callable
@@ -128,7 +128,7 @@ def has_converter(kind: type) -> bool:
 
 
 def converter(name: str) -> Callable[..., None]:
-    """Return the converter of a name."""
+    """Return skl2onnx's converter with the operator name ``name``."""
     found: Callable[..., None] = _private("converter")(name)
     return found
 
@@ -152,6 +152,6 @@ def parse_column_transformer(
 
 
 def forget(kind: type, name: str) -> None:
-    """Remove what was registered for a class under a name."""
+    """Remove the converter that was registered for a class under ``name``."""
     for table, key in (("parsers", kind), ("names", kind), ("converters", name), ("shape_calculators", name)):
         _private(table).pop(key, None)

@@ -1,4 +1,4 @@
-"""Names that scikit-learn does not promise to keep, each imported when it is first asked for.
+"""Private names of scikit-learn, which may change in any release; each is imported on first use.
 
 Nothing here is imported with the package: an estimator that trains a graph of its own never needs these names, and a
 release of scikit-learn that renames one of them breaks only the fitted models that need it. No other module of the
@@ -23,7 +23,7 @@ NAMES = {
     "_average_path_length": "sklearn.ensemble._iforest",
     "_safe_indexing": "sklearn.utils",
 }
-"""The modules by the names that are taken from them."""
+"""For each private name, the module of scikit-learn that defines it."""
 
 
 def __getattr__(name: str) -> Any:
@@ -42,17 +42,17 @@ def __getattr__(name: str) -> Any:
 
 
 def response_method(rule: Estimator) -> str:
-    """Return the method that a classifier with a decision threshold compares with it."""
+    """Return the method (``predict_proba`` or ``decision_function``) whose result is compared with the threshold."""
     methods = rule._get_response_method()
     methods = [methods] if isinstance(methods, str) else methods
     return next(str(name) for name in methods if hasattr(rule, name))
 
 
 def positive_label(tuned: Estimator) -> Any:
-    """Return the label that a tuned threshold decides for; None: the second class."""
+    """Return the label that is predicted if a tuned threshold is reached; None means the second class."""
     return tuned._curve_scorer._get_pos_label()
 
 
 def huber_delta(booster: Estimator) -> float:
-    """Return the residual up to which the last trees of a gradient boosting counted squared errors."""
+    """Return the Huber loss's delta of the last trees: the residual up to which errors are squared."""
     return float(booster._loss.closs.delta)

@@ -25,7 +25,7 @@ from ..graph import GraphBuilder, names_of
 
 @dataclass(frozen=True)
 class TablePipeline:
-    """A graph that takes a table, and the steps before its trained part.
+    """A graph that takes a table, divided into the steps before its trained part and that part.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class TablePipeline:
     matrix : str
         The input of the trained part with the numeric columns.
     numbers : tuple of str
-        Its columns.
+        The names of the columns of that matrix.
     """
 
     whole: TrainableModel
@@ -107,25 +107,25 @@ def join_columns(graph: ir.Graph, columns: Sequence[ir.Value]) -> str:
 def _split_off_encoder(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
     """Return the trained part of ``whole``, with its parameters, and the encoder of its text.
 
-    The encoder reaches up to nodes that read a parameter, or numbers of the table. A parameter that it holds, as it
-    feeds the nodes that make text, is no longer one.
+    The encoder ends before nodes that read a parameter or numeric columns. A parameter on which the encoder's nodes
+    depend moves into the encoder and becomes a constant.
     """
     graph, trained = whole.model.graph, whole.parameters
 
-    # The nodes that read or compute text. Operators of other domains do not declare the types of their outputs.
+    # Find the nodes that read or compute text. Operators of other domains do not declare the types of their outputs.
     texts = {v for v in graph.inputs if v.dtype is ir.DataType.STRING}
     nodes = set[ir.Node]()
     for node in graph:
         if texts & set(reads(node)) or any(v.dtype is ir.DataType.STRING for v in node.outputs):
             nodes.add(node)
             texts |= {v for v in node.outputs if v.dtype in (ir.DataType.STRING, None)}
-    # The nodes before them.
+    # Add the nodes upstream of these.
     front = list(nodes)
     while front:
         makers = {maker for v in reads(front.pop()) if (maker := v.producer()) is not None} - nodes
         nodes |= makers
         front += makers
-    # The nodes behind them that read nothing else than constants.
+    # Add the downstream nodes that read only results of the encoder and constants.
     for node in graph:
         values = list(reads(node))
         encoded = [v.producer() in nodes and not _is_constant(v) for v in values]
@@ -133,7 +133,7 @@ def _split_off_encoder(whole: TrainableModel) -> tuple[TrainableModel, bytes]:
         if any(encoded) and all(a or b for a, b in zip(encoded, fixed, strict=True)):
             nodes.add(node)
 
-    # Cut where other nodes read their results; constants belong to both sides.
+    # Cut at results that other nodes read; constants are copied to both sides.
     border = {
         v.name
         for node in nodes

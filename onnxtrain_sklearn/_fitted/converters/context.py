@@ -22,12 +22,12 @@ from ...graph import GraphBuilder
 from ..fitted_model import Path, follow
 
 EPSILON = 1e-6
-"""Distance that probabilities keep from 0 and 1, where the gradient of their logarithm is not finite or very large."""
+"""Smallest distance of probabilities from 0 and 1, where the gradient of their logarithm is infinite or very large."""
 
 
 @dataclass(frozen=True)
 class ParameterSource:
-    """A parameter, and the attribute that it is of.
+    """A parameter, and the attribute of the model that holds its numbers.
 
     Attributes
     ----------
@@ -36,9 +36,9 @@ class ParameterSource:
     owner : object
         The estimator that holds the attribute.
     attribute : tuple of (str or int)
-        The path from there to the numbers.
+        The path from the estimator to the numbers.
     form : str
-        How the parameter is computed from them, a key of ``FORMS``.
+        How the parameter is computed from the attribute, a key of ``FORMS``.
     role : str
         Role of the numbers in the node of ai.onnx.ml; empty for an initializer.
     """
@@ -62,7 +62,7 @@ class ConversionRecord:
     known : tuple of ParameterSource
         The initializers whose attributes a converter of this package names.
     marked : dict of str
-        Names of nodes that decision rules read, by what they compute.
+        Names of nodes from which decision rules are computed later, by their marks.
     """
 
     estimator: Any
@@ -117,10 +117,10 @@ class Source:
         held: Sequence[int] | None = None,
         form: str = "same",
     ) -> ir.Value:
-        """Return the numbers of an attribute, or others for them, in a new initializer, which may be trained.
+        """Return a trainable parameter: a new initializer with the numbers of an attribute, or with ``array`` instead.
 
-        The initializer has the shape of the attribute, or one axis for a single number, unless ``held`` names another
-        one. A Reshape in the graph gives the value the shape ``shape``.
+        The initializer has the shape of the attribute, or one axis if that is a single number, unless ``held`` gives
+        another shape. With ``shape``, a Reshape in the graph changes the shape of the returned value.
         """
         path: Path = (attribute,) if isinstance(attribute, str) else attribute
         found = follow(owner, path)
@@ -133,9 +133,9 @@ class Source:
     def ml_operator(
         self, op_type: str, *, rows: ir.Value | None = None, outputs: int = 1, **attributes: Any
     ) -> Sequence[ir.Value]:
-        """Emit the one operator of ai.onnx.ml that the estimator becomes; what it is rewritten into bears its name.
+        """Emit the operator of ai.onnx.ml for the estimator, which reads ``rows``, by default the estimator's input.
 
-        It reads the rows of the estimator, unless ``rows`` are given.
+        It is the only such operator of the estimator. The initializers into which it is rewritten get its name.
         """
         values = self.op.emit(
             op_type, self.x if rows is None else rows, domain="ai.onnx.ml", outputs=outputs, **attributes
@@ -146,13 +146,13 @@ class Source:
         return values
 
     def hold(self, value: ir.Value, role: str, attribute: str, form: str = "same") -> None:
-        """Note which attribute the numbers of a node of ai.onnx.ml are of; ``value`` is what the node computes."""
+        """Note the attribute that holds the numbers of an ai.onnx.ml node; ``value`` is an output of the node."""
         node = value.producer()
         assert node is not None
         self.known.append(ParameterSource(node.name or "", self.estimator, (attribute,), form, role))
 
     def mark(self, what: str, value: ir.Value) -> None:
-        """Mark the node that computes a value for decision rules."""
+        """Record the node that computes ``value`` under the mark ``what``, for decision rules."""
         node = value.producer()
         assert node is not None
         assert node.name
@@ -180,11 +180,11 @@ class Source:
         return self.class_at(self.op.ArgMax(scores, axis=1, keepdims=False))
 
     def class_at(self, positions: ir.Value) -> ir.Value:
-        """Return the classes at some positions, as skl2onnx has them: integers or strings."""
+        """Return the classes at the given positions, in skl2onnx's types: integers or strings."""
         return self.op.Gather(labels(self.estimator), positions, axis=0)
 
     def columns(self, score: ir.Value) -> ir.Value:
-        """Return the two columns of a single score: (-s, s) for raw scores, else their sigmoids."""
+        """Return two columns for a single score s: (-s, s) if raw scores are wanted, else their sigmoids."""
         op = self.op
         if self.raw_scores:
             return op.Concat(op.Neg(score), score, axis=1)
@@ -201,13 +201,13 @@ class Converter:
     Attributes
     ----------
     emit : callable
-        ``emit(source)`` returns the outputs, or None if skl2onnx's own converter is to.
+        ``emit(source)`` returns the outputs, or None to use skl2onnx's own converter.
     columns : callable or None
         The number of output columns of the estimator; None if skl2onnx declares it.
     takes : callable
         Whether the converter supports the settings of the estimator.
     takes_text : bool
-        Whether it reads ``inputs``, which may be text; else it reads ``x``.
+        True if the converter reads ``inputs``, which may be text; False if it reads ``x``.
     """
 
     emit: Emit
@@ -221,7 +221,7 @@ def of_rows(
     columns: Callable[[Estimator], int],
     takes: Callable[[Estimator], bool] = lambda estimator: True,
 ) -> Converter:
-    """Return the converter by ``emit(source)``, which computes one output; an outlier detector gets labels too."""
+    """Return the converter whose ``emit(source)`` computes a single output; for outlier detectors it adds labels."""
 
     def results(source: Source) -> Sequence[ir.Value]:
         result, op = emit(source), source.op
@@ -233,7 +233,7 @@ def of_rows(
 
 
 def labels(estimator: Estimator) -> np.ndarray:
-    """Return the classes of a classifier as skl2onnx has them: integers or strings."""
+    """Return the classes of a classifier in skl2onnx's types: integers or strings."""
     classes = np.asarray(estimator.classes_)
     return classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes.astype(str)
 

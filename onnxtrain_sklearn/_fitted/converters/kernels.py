@@ -1,4 +1,4 @@
-"""Convert models by kernels: kernel approximations, kernel ridge, label propagation, Gaussian processes."""
+"""Convert kernel models: kernel approximations, kernel ridge, label propagation, Gaussian processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .context import Converter, Source, of_rows
 
 
 def _random_waves(s: Source) -> ir.Value:
-    """sqrt(2 / n) cos(x W + b), for a skewed kernel of the logarithms of x."""
+    """Return random Fourier features sqrt(2 / n) cos(x W + b); for a skewed chi-squared kernel, of log(x + skew)."""
     op, sampler, x = s.op, s.estimator, s.x
     if isinstance(sampler, SkewedChi2Sampler):
         x = op.Log(op.Add(x, float(sampler.skewedness)))
@@ -35,7 +35,7 @@ def _random_waves(s: Source) -> ir.Value:
 
 
 def _additive_waves(s: Source) -> ir.Value:
-    """sqrt(x L), and sqrt(2 x L / cosh(pi j L)) times the cosine and the sine of j L log(x); zeros stay zero."""
+    """Return sqrt(x L), and sqrt(2 x L / cosh(pi j L)) times cosine and sine of j L log(x); zeros stay zero."""
     op, x, sampler = s.op, s.x, s.estimator
     length = float(sampler.sample_interval or {1: 0.8, 2: 0.5, 3: 0.4}[sampler.sample_steps])
     none = op.Equal(x, 0.0)
@@ -49,15 +49,15 @@ def _additive_waves(s: Source) -> ir.Value:
 
 
 def _nystroem(s: Source) -> ir.Value:
-    """K(x, components) N'."""
+    """Return the Nystroem features K(x, components) N', with the kernel K and the normalization N."""
     kernel = kernel_with(s, "components_")
     return s.op.MatMul(kernel, s.op.Transpose(s.parameter(s.estimator, "normalization_"), perm=[1, 0]))
 
 
 def kernel_with(s: Source, points: str) -> ir.Value:
-    """Return the kernel of each row with each of the points that an attribute holds, (rows, points).
+    """Return the kernel matrix (rows, points) between the rows and the points in the attribute ``points``.
 
-    Settings that are None have scikit-learn's defaults: gamma = 1 / features, coef0 = 1, degree = 3.
+    Settings of None mean scikit-learn's defaults: gamma = 1 / features, coef0 = 1, degree = 3.
     """
     op, x, approximation = s.op, s.x, s.estimator
     rows, kind = getattr(approximation, points), approximation.kernel
@@ -82,7 +82,7 @@ KERNELS = ("rbf", "linear", "sigmoid", "poly", "polynomial")
 
 
 def _kernel_ridge(s: Source) -> ir.Value:
-    """K(x, points) c; with a linear kernel x (points' c), whose numbers are smaller."""
+    """Return K(x, points) c; for a linear kernel x (points' c), which computes with smaller numbers."""
     op, ridge = s.op, s.estimator
     weights = s.parameter(ridge, "dual_coef_", shape=(len(ridge.X_fit_), -1))
     if ridge.kernel == "linear":
@@ -91,9 +91,9 @@ def _kernel_ridge(s: Source) -> ir.Value:
 
 
 def _propagated(s: Source) -> Sequence[ir.Value]:
-    """The mean of the points' label distributions, weighted by exp(-gamma |x - point|**2).
+    """Return the mean of the points' label distributions, weighted by exp(-gamma |x - point|**2).
 
-    The weights are taken relative to the nearest point, as float32 has no numbers for those of far ones.
+    The weights are divided by that of the nearest point, as those of rows far from all points underflow in float32.
     """
     op, model = s.op, s.estimator
     points = s.parameter(model, "X_")
@@ -138,10 +138,10 @@ def _process(s: Source) -> Sequence[ir.Value]:
 
 
 def _process_regression(s: Source) -> Sequence[ir.Value] | None:
-    """K(X, X_train) alpha, in float64 as the terms almost cancel; means and scales of the targets are not trained."""
+    """Return K(X, X_train) alpha, in float64 because the terms almost cancel; the targets' mean and scale are fixed."""
     op, model = s.op, s.estimator
     if not isinstance(getattr(model, "X_train_", None), np.ndarray):
-        return None  # the prior, or rows that are not numbers
+        return None  # an unfitted process, which predicts the prior, or rows that are not numeric
     points = s.parameter(model, "X_train_")
     k = op.Cast(_kernel(op, model.kernel_, s.x, points, model.X_train_), to=DOUBLE)
     alpha = op.Cast(s.parameter(model, "alpha_"), to=DOUBLE)
@@ -172,10 +172,10 @@ def _probability(s: Source, owner: Estimator, path: Path, process: Estimator) ->
 def mean_sigmoid(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Value:
     """Return a sigmoid's mean under a normal distribution: (1 + sum of c erf(mean l / sqrt(1 + 2 variance l²))) / 2.
 
-    The five factors c are thousands and add up to one, which would leave four digits in float32. So the differences of
-    the other functions from that of the largest factor are computed. With r = l / sqrt(1 + 2 variance l²), the
-    difference of two of them is taken from that of their squares, and that of two error functions from the integral
-    between.
+    The five factors c are in the thousands and add up to one, so that the sum would have only four digits in float32.
+    Therefore the sum is rewritten with the differences of the four other error functions from that of the largest
+    factor. With r = l / sqrt(1 + 2 variance l²), the difference of two r is computed from the difference of their
+    squares, and the difference of two error functions from the integral between their arguments.
     """
     factors, widths = sklearn_private.COEFS.ravel(), sklearn_private.LAMBDAS.ravel()
     largest = int(np.abs(factors).argmax())
@@ -194,9 +194,9 @@ def mean_sigmoid(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Val
 
 
 def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, numbers: np.ndarray) -> ir.Value:
-    """Return the kernel of every row with every point, (rows, points)."""
+    """Return the kernel matrix between rows and points, (rows, points)."""
     if isinstance(kernel, kernels.KernelOperator):
-        # The sum or the product of two kernels, one of which may be a single number.
+        # A sum or product of two kernels. If one is a constant, it comes last.
         both = [kernel.k1, kernel.k2]
         both.sort(key=lambda one: _constant_of(one) is not None)
         first, value = _kernel(op, both[0], x, points, numbers), _constant_of(both[1])
@@ -238,7 +238,7 @@ def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, 
 
 
 def _constant_of(kernel: Estimator) -> float | None:
-    """Return the value of a kernel that is the same for all pairs of different rows."""
+    """Return the value of a kernel that is equal for all pairs of different rows; None for other kernels."""
     if isinstance(kernel, kernels.ConstantKernel):
         return float(kernel.constant_value)
     return 0.0 if isinstance(kernel, kernels.WhiteKernel) else None

@@ -1,7 +1,7 @@
 """Convert linear models, naive Bayes, perceptrons and projections.
 
-Each is one product with ``coef_`` and ``intercept_``, which are parameters. The probabilities are sigmoids or a softmax
-of the scores, so that losses are computed on the scores.
+Most are one product with ``coef_`` plus ``intercept_``, which are parameters. Probabilities are written as sigmoids or
+a softmax of the scores, so that losses can be computed on the scores.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ...graph import FLOAT, INT64, GraphBuilder
 from .context import Converter, Source, of_rows
 
 MINUS_LOG_OF_ZERO = 1e9
-"""How far below zero the logarithm of a probability of zero is taken to be."""
+"""The negative logarithm that stands for a probability of zero."""
 
 MARGINS = "margins"
-"""Marks the scores of classes whose probabilities saturate: the class is that of the largest score."""
+"""Mark of the node that computes the scores by which the class is predicted, since the probabilities may saturate."""
 
 
 def linear_scores(s: Source, x: ir.Value | None = None) -> ir.Value:
@@ -61,7 +61,7 @@ def _partial_least_squares(s: Source) -> Sequence[ir.Value]:
 
 
 def _linear_margins(s: Source) -> Sequence[ir.Value]:
-    """Decision functions without probabilities; each of several labels a row has one."""
+    """Convert a classifier without probabilities: one decision function per class, or per label of several."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
     binarizer = getattr(model, "_label_binarizer", None)
     if binarizer is not None and binarizer.y_type_.startswith("multilabel"):
@@ -73,11 +73,11 @@ def _linear_margins(s: Source) -> Sequence[ir.Value]:
 
 
 def _logistic(s: Source) -> Sequence[ir.Value]:
-    """The softmax of several classes, or the sigmoid of one score for two classes."""
+    """Convert logistic regression: a softmax of several scores, or for two classes the sigmoid of one score."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
-    rule = getattr(model, "multi_class", None)  # a parameter until scikit-learn 1.8
+    rule = getattr(model, "multi_class", None)  # scikit-learn 1.8 removed this parameter
     if len(model.classes_) > 2:
-        # One class against the rest: probabilities are sigmoids over their sum, a softmax of their logarithms.
+        # One versus rest: the probabilities are sigmoids divided by their sum, which is a softmax of log sigmoids.
         one_vs_rest = rule == "ovr" or (rule in ("auto", "deprecated") and model.solver == "liblinear")
         logits = _log_sigmoid(s, scores) if one_vs_rest and not s.raw_scores else scores
         return s.chosen(scores), scores if s.raw_scores else op.Softmax(logits, axis=1)
@@ -88,7 +88,7 @@ def _logistic(s: Source) -> Sequence[ir.Value]:
 
 
 def _by_gradient_descent(s: Source) -> Sequence[ir.Value]:
-    """Decision functions, or for two of the losses probabilities: sigmoids, or clipped scores, over their sum."""
+    """Convert an SGDClassifier: decision functions, or for two losses probabilities (sigmoids, or clipped scores)."""
     op, model, scores = s.op, s.estimator, linear_scores(s)
     loss = None if s.raw_scores else getattr(model, "loss", None)
     if len(model.classes_) == 2:
@@ -119,15 +119,15 @@ def _clipped_prediction(s: Source, scores: ir.Value) -> ir.Value:
 
 
 def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
-    """Return log(sigmoid), equally low wherever scikit-learn's sigmoid is zero: rows with zeros alone are even."""
+    """Return log(sigmoid), with a floor where scikit-learn's sigmoid is zero: such classes are equally likely."""
     op, end = s.op, -np.log(np.finfo(s.estimator.coef_.dtype).max)
     counts = op.Cast(op.Greater(scores, np.float32(end)), to=FLOAT)
     counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), MINUS_LOG_OF_ZERO))
-    return op.Neg(op.Softplus(op.Neg(counted)))  # of Relu and Abs, both slopes at 0 would be 0
+    return op.Neg(op.Softplus(op.Neg(counted)))  # not by Relu and Abs, whose gradients at 0 are both 0
 
 
 def _table(emit: Callable[[Source], Sequence[ir.Value]], kinds: Sequence[type]) -> dict[type, Converter]:
-    """Return the converters of classes by one function; ``coef_`` may be made sparse, which has no converter here."""
+    """Return a table that maps each of ``kinds`` to the converter ``emit``, which does not take a sparse ``coef_``."""
     return {kind: Converter(emit, takes=lambda model: isinstance(model.coef_, np.ndarray)) for kind in kinds}
 
 
@@ -168,13 +168,13 @@ BY_GRADIENT_DESCENT = (
 )
 
 
-# Converters of classifiers by densities: naive Bayes and quadratic discriminants.
+# Converters of generative classifiers: naive Bayes and quadratic discriminant analysis.
 #
 # The scores are logarithms of joint densities. Their softmax is the probability of each class.
 
 
 def _generative_classifier(log_densities: Callable[[Source], ir.Value]) -> Converter:
-    """Return the converter of a classifier by its scores."""
+    """Return the converter of a classifier whose scores are the logarithms of joint densities."""
 
     def emit(s: Source) -> Sequence[ir.Value]:
         scores = log_densities(s)
@@ -242,7 +242,7 @@ def _quadratic_scores(s: Source) -> ir.Value:
 
 
 NETWORK_ACTIVATIONS = {"identity": "Identity", "logistic": "Sigmoid", "relu": "Relu", "tanh": "Tanh"}
-"""The operators of the activations."""
+"""For each activation of scikit-learn, the ONNX operator."""
 
 
 def _mlp_regressor(s: Source) -> Sequence[ir.Value]:
@@ -250,7 +250,7 @@ def _mlp_regressor(s: Source) -> Sequence[ir.Value]:
 
 
 def _mlp_classifier(s: Source) -> Sequence[ir.Value]:
-    """The softmax of several classes, the sigmoid of one score for two, or one sigmoid for each of several labels."""
+    """Convert a classifier: a softmax of several scores, a sigmoid of one, or a sigmoid for each of several labels."""
     op, model, scores = s.op, s.estimator, _network_outputs(s)
     if model._label_binarizer.y_type_.startswith("multilabel"):
         return op.Cast(op.Greater(scores, 0.0), to=INT64), op.Sigmoid(scores)
@@ -260,7 +260,7 @@ def _mlp_classifier(s: Source) -> Sequence[ir.Value]:
 
 
 def _network_outputs(s: Source) -> ir.Value:
-    """Return what the last layer computes before its activation."""
+    """Return the result of the last layer before its activation."""
     model, x = s.estimator, s.x
     for i in range(model.n_layers_ - 1):
         x = x if i == 0 else _network_activation(s.op, x, model.activation)

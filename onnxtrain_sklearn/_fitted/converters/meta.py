@@ -1,7 +1,7 @@
 """Convert meta-estimators: ensembles, calibration, transformed targets, several outputs.
 
-skl2onnx holds the weights of votes as separate numbers, ignores weights that are lists and ``flatten_transform``, and
-reads one of the two columns of a decision function.
+skl2onnx's own converters split the weights of votes into separate constants, ignore weights that are lists and the
+option ``flatten_transform``, and read only one of the two columns of a decision function.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _calibrated(s: Source) -> Sequence[ir.Value]:
 
 
 def _by_class(s: Source, one: Estimator) -> ir.Value:
-    """Calibrate each class against the rest; if all probabilities are zero, they become equal."""
+    """Return probabilities calibrated for each class against the rest; if all are zero, they become equal."""
     op, classes = s.op, len(one.classes)
     given = _scores_to_calibrate(s, one)
     if classes == 2:
@@ -81,7 +81,7 @@ def _by_class(s: Source, one: Estimator) -> ir.Value:
 
 
 def _scores_to_calibrate(s: Source, one: Estimator) -> ir.Value:
-    """Return what is calibrated: the decision function or else probabilities, in one column for two classes."""
+    """Return the decision function, or probabilities if there is none; for two classes, only the second column."""
     if hasattr(one.estimator, "decision_function"):
         return s.decision(one.estimator)
     p = s.probabilities(one.estimator)
@@ -94,12 +94,12 @@ def _calibrated_column(s: Source, calibrator: Estimator, score: ir.Value) -> ir.
     if not hasattr(calibrator, "y_thresholds_"):
         a, b = (s.parameter(calibrator, name) for name in ("a_", "b_"))
         return op.Sigmoid(op.Neg(op.Add(op.Mul(score, a), b)))
-    # Linear interpolation between thresholds: the first probability, plus the covered share of each step.
+    # Interpolate linearly: add to the first probability, for each interval of thresholds, the share below the score.
     x = np.asarray(calibrator.X_thresholds_, np.float64)
     p = np.clip(calibrator.y_thresholds_, EPSILON, 1 - EPSILON)
     w = s.parameter(calibrator, "y_thresholds_", p, shape=(-1, 1), form="probability")
     size = op.Abs(w)
-    y = op.Div(size, op.Add(size, op.Abs(op.Sub(1.0, w))))  # a probability whatever values w gets in training
+    y = op.Div(size, op.Add(size, op.Abs(op.Sub(1.0, w))))  # in [0, 1] for any w that training may give
     first = op.Slice(y, [0], [1], [0])
     if len(x) == 1:
         return op.Add(op.Mul(score, 0.0), first)
@@ -136,7 +136,7 @@ def _has_empty_leaves(estimator: Estimator) -> bool:
     empty = np.full(len(last.classes_), len(fitted) > 0)
     for tree in (one.tree_ for one in fitted):
         held = tree.value[tree.children_left < 0, 0]
-        if held.shape[1] == len(empty):  # bags may lack a class
+        if held.shape[1] == len(empty):  # a member that was fitted to a bootstrap sample may lack a class
             empty &= (held < EPSILON).any(axis=0)
     return bool(empty.any())
 
@@ -145,11 +145,11 @@ def _has_empty_leaves(estimator: Estimator) -> bool:
 
 
 Inverse = Callable[[Source, ir.Value, Path], ir.Value]
-"""``inverse(source, y, path)`` inverts the transformer at a path from the regressor."""
+"""``inverse(source, y, path)`` applies to ``y`` the inverse of the transformer at ``path`` from the regressor."""
 
 
 def _scaled(shift: str | None = None) -> Inverse:
-    """Return the inverse of a transformer that subtracts its shift and divides by its scale, if it has them."""
+    """Return the inverse of a transformer that subtracts the attribute ``shift`` and divides by the scale, if any."""
 
     def inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
         transformer = follow(s.estimator, path)
@@ -168,7 +168,7 @@ def _from_range(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 
 def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
-    """(1 + lambda y) ** (1 / lambda); Yeo and Johnson use 2 - lambda for negative numbers."""
+    """Return (1 + lambda y) ** (1 / lambda); for negative numbers, Yeo and Johnson's method uses 2 - lambda."""
     op, transformer = s.op, follow(s.estimator, path)
     if divides_by_zero(transformer):
         raise ModelError(
@@ -184,7 +184,7 @@ def _from_powers(s: Source, y: ir.Value, path: Path) -> ir.Value:
 
 
 def divides_by_zero(transformer: PowerTransformer) -> bool:
-    """Return True if a power that the inverse divides by is next to zero, where scikit-learn takes logarithms."""
+    """Return True if an exponent is almost zero: the inverse would divide by it, and scikit-learn takes a logarithm."""
     power = np.asarray(transformer.lambdas_, np.float64)
     divisors = power if transformer.method == "box-cox" else power * (2 - power)
     return bool(np.abs(divisors).min() < 1e-3)
@@ -214,7 +214,7 @@ INVERSES: dict[type, Inverse] = {
     RobustScaler: _scaled("center_"),
     StandardScaler: _scaled("mean_"),
 }
-"""The inverses by the class of the transformer."""
+"""For each class of transformers, the inverse."""
 
 
 def _target_inverse(s: Source, y: ir.Value, path: Path) -> ir.Value:
@@ -232,7 +232,7 @@ def _untransformed_target(s: Source) -> Sequence[ir.Value]:
 
 
 def inverse_of(s: Source, y: ir.Value) -> ir.Value:
-    """Return the targets that the transformer of a regressor made ``y`` of."""
+    """Return the original targets, given ``y``, the targets as the regressor's transformer transformed them."""
     return _target_inverse(s, y, ("transformer_",))
 
 
@@ -242,14 +242,14 @@ def _outputs(regressor: TransformedTargetRegressor) -> int:
 
 # Converters of classifiers that hold one estimator for each of several outputs.
 #
-# Their labels are stand-ins: the graph of predictions makes labels from the scores.
+# The labels that these converters return are placeholders, because the inference graph makes labels from the scores.
 
 
 T = TypeVar("T")
 
 
 def in_order_of_labels(estimator: Estimator, parts: Sequence[T]) -> list[T]:
-    """Return one item per output in the order of the labels, not in that of a chain."""
+    """Return ``parts``, one per label, in the order of the labels; in a chain the order differs."""
     return [parts[i] for i in np.argsort(estimator.order_)] if hasattr(estimator, "order_") else list(parts)
 
 
@@ -265,7 +265,7 @@ def _results_of_each(s: Source) -> Sequence[ir.Value]:
 
 
 def _chain(s: Source) -> Sequence[ir.Value]:
-    """Each estimator takes the rows and the predictions of those before it."""
+    """Convert a chain: each estimator takes the rows and the predictions of the estimators before it."""
     owner, method = s.estimator, getattr(s.estimator, "chain_method_", "predict")
     if method not in ("predict", "predict_proba"):
         raise ModelError(
@@ -295,10 +295,10 @@ def _as_labels(s: Source, numbers: ir.Value) -> ir.Value:
 
 
 def _ada_boost(s: Source) -> Sequence[ir.Value]:
-    """Weighted votes: the class that an estimator predicts gets w, each other one -w / (classes - 1)."""
+    """Convert AdaBoost's weighted votes: the predicted class gets w, each other class gets -w / (classes - 1)."""
     op, model = s.op, s.estimator
     others, votes = model.n_classes_ - 1, list[ir.Value]()
-    for estimator in model.estimators_:  # 1 for the class that it predicts, else 0: (rows, classes, 1)
+    for estimator in model.estimators_:  # a vote is (rows, classes, 1): 1 for the predicted class, else 0
         found, classes = s.label(estimator), labels(model)
         if classes.dtype.kind == "U":
             keys = {"keys_strings": classes.tolist(), "values_int64s": list(range(len(classes))), "default_int64": -1}
@@ -306,7 +306,7 @@ def _ada_boost(s: Source) -> Sequence[ir.Value]:
         is_class = op.Cast(op.Equal(op.Cast(found, to=INT64), classes[np.newaxis]), to=FLOAT)
         votes.append(op.Unsqueeze(is_class, axes=[2]))
     numbers = np.asarray(model.estimator_weights_, np.float32)
-    # The weight of a single estimator has no gradient.
+    # The weight of a single estimator cancels, so it has no gradient.
     weights = s.parameter(model, "estimator_weights_") if len(votes) > 1 else op.constant(numbers)
     used = op.Slice(weights, [0], [len(votes)], [0])
     signed = op.Sub(op.Mul(op.Concat(*votes, axis=2), 1.0 + 1.0 / others), 1.0 / others)
@@ -340,7 +340,7 @@ def _weighted_mean(s: Source, values: Sequence[ir.Value]) -> ir.Value:
 
 
 def _stack(s: Source) -> Sequence[ir.Value] | None:
-    """The final estimator takes the outputs of the others, and the rows themselves with ``passthrough``."""
+    """Convert stacking: the final estimator takes the outputs of the others, and with ``passthrough`` the rows too."""
     op, model = s.op, s.estimator
     if several_labels(model):
         return None
@@ -359,7 +359,7 @@ def _stack(s: Source) -> Sequence[ir.Value] | None:
 
 
 def _one_vs_rest(s: Source) -> Sequence[ir.Value] | None:
-    """Concatenated decision functions: skl2onnx normalizes them as if they were probabilities."""
+    """Concatenate the decision functions of the classes, which skl2onnx would normalize like probabilities."""
     model = s.estimator
     if model.multilabel_:
         return joined_outputs(s)

@@ -1,9 +1,9 @@
-"""Nearest neighbors, whose training points, targets or votes are trained.
+"""Convert nearest neighbors, whose training points, targets or votes are trained.
 
-Which points are the neighbors changes in steps and has no gradient. Weighted by inverse distance, the distances have
-one, and so have the points. The gradient of a difference of zero is zero for every power. A row that coincides with
-training points takes their targets alone, as in scikit-learn. With uniform weights the targets of the points are
-trained: numbers, or the share of its vote that each point gives to each class.
+The choice of the neighbors is piecewise constant and has no gradient. With weights by inverse distance, the distances
+have a gradient, so the points are trained. The gradient of a difference of zero is zero for every power. A row that
+coincides with training points gets the mean of their targets alone, as in scikit-learn. With uniform weights, the
+targets of the points are trained: numbers, or the share of its vote that a point gives to each class.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...graph import FLOAT, INT64, GraphBuilder
 from .context import Converter, Source, of_rows, several_labels
 
 METRICS = ("euclidean", "manhattan", "minkowski")
-"""What :func:`distances` computes."""
+"""Metrics that :func:`distances` computes."""
 
 
 def power_of(model: Estimator) -> float | None:
@@ -46,10 +46,10 @@ def power_of(model: Estimator) -> float | None:
 def nearest_points(
     op: GraphBuilder, x: ir.Value, points: ir.Value, count: int, power: float
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the positions of the points that are nearest to each row, and their distances: (rows, neighbors).
+    """Return the positions of the nearest points of each row, and their distances, both (rows, neighbors).
 
-    Only these distances are exact and have a gradient: they are computed from differences, not from differences of
-    squares.
+    The returned distances have a gradient and are computed exactly, from differences of features. The search uses
+    faster, less exact distances.
     """
     if power == 2:
         array = constant(points)
@@ -70,7 +70,7 @@ def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> 
     sizes = op.Abs(apart)
     if power == 1:
         return op.ReduceSum(sizes, axes=[2], keepdims=False)
-    off = op.Greater(sizes, 0.0)  # with a power below one, the gradient at zero is infinite
+    off = op.Greater(sizes, 0.0)  # differences of zero are masked: with a power below one, their gradient is infinite
     powers = op.Where(off, op.Pow(op.Where(off, sizes, 1.0), power), 0.0)
     total = op.ReduceSum(powers, axes=[2], keepdims=False)
     off = op.Greater(total, 0.0)
@@ -78,7 +78,7 @@ def distances(op: GraphBuilder, x: ir.Value, points: ir.Value, power: float) -> 
 
 
 def _nearest(s: Source) -> Sequence[ir.Value] | None:
-    """Mean over the k nearest points, which have no gradient themselves if their weights are uniform."""
+    """Convert the mean over the k nearest points; with uniform weights the points themselves have no gradient."""
     op, model = s.op, s.estimator
     if _counts(model):
         points = op.constant(np.ascontiguousarray(model._fit_X, np.float32))
@@ -96,12 +96,12 @@ def _nearest(s: Source) -> Sequence[ir.Value] | None:
 
 
 def _counts(model: Estimator) -> bool:
-    """Return True if a model takes the plain mean of targets or votes, and its metric has a form here."""
+    """Return True if the weights are uniform and the metric is supported."""
     return model.weights in ("uniform", None) and power_of(model) is not None
 
 
 def _within_radius(s: Source) -> Sequence[ir.Value] | None:
-    """Mean over the points within the radius."""
+    """Convert the mean over the points within the radius."""
     op, model = s.op, s.estimator
     counts = _counts(model)
     if model.weights != "distance" and not counts:
@@ -114,7 +114,7 @@ def _within_radius(s: Source) -> Sequence[ir.Value] | None:
 
 
 def _neighbor_graph(s: Source) -> ir.Value:
-    """A column for each training point: the distances of the nearest ones, or ones, and zeros for all others."""
+    """Return a matrix (rows, points): the distance of each nearest neighbor, or 1, and 0 for all other points."""
     op, model = s.op, s.estimator
     by_distance = model.mode == "distance"
     points = (
@@ -138,17 +138,17 @@ def _power(model: Estimator) -> float:
 
 
 def _inverse(op: GraphBuilder, distances: ir.Value, near: ir.Value | None = None) -> ir.Value:
-    """Return 1 / distance of the neighbors; in rows that coincide with points, one for these points and zero else."""
+    """Return weights 1 / distance; in a row that coincides with points, 1 for these points and 0 for all others."""
     on = op.Cast(op.Equal(distances, 0.0), to=FLOAT)
     free = op.Cast(op.Equal(op.ReduceSum(on, axes=[1], keepdims=True), 0.0), to=FLOAT)
     counted = free if near is None else op.Mul(free, near)
-    return op.Add(op.Div(counted, op.Add(distances, on)), on)  # onnxruntime 1.19 crashes on Mul(Div(1, x), near)
+    return op.Add(op.Div(counted, op.Add(distances, on)), on)  # not Mul(Div(1, x), near): onnxruntime 1.19 crashes
 
 
 def _targets(s: Source) -> ir.Value:
-    """Return the targets of the points, or zeros and ones for each class of each output.
+    """Return the targets of the points, or their classes as zeros and ones.
 
-    Both may be trained, but for the classes of points that are trained themselves.
+    They are parameters, except the classes if the points themselves are trained.
     """
     model = s.estimator
     if not is_classifier(model):
@@ -172,7 +172,7 @@ def _neighbor_mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Va
     label = getattr(model, "outlier_label_", None)
     if label is None:
         return _predicted(s, op.Div(sums, total))
-    # A row without neighbors gets the outlier label: 1 for its class, of each output.
+    # A row without neighbors gets the outlier label: a 1 in the column of its class, for each output.
     alone = op.Cast(op.Equal(total, 0.0), to=FLOAT)
     mean = op.Div(sums, op.Add(total, alone))
     named = [known == own for known, own in zip(_classes(model), np.ravel(label), strict=True)]
@@ -188,7 +188,7 @@ def _neighbor_mean(s: Source, sums: ir.Value, total: ir.Value) -> Sequence[ir.Va
 def _predicted(s: Source, mean: ir.Value) -> Sequence[ir.Value]:
     if not is_classifier(s.estimator):
         return (mean,)
-    # Labels of several outputs are made from the probabilities at prediction.
+    # For several outputs, return placeholders: the inference graph makes the labels from the probabilities.
     return s.op.Cast(mean, to=INT64) if several_labels(s.estimator) else s.chosen(mean), mean
 
 
@@ -197,7 +197,7 @@ APART = "apart"
 
 
 def _nearest_centroid(s: Source) -> Sequence[ir.Value]:
-    """2 log p - d**2, with the distance d from the centroid of the class in units of the deviations within classes."""
+    """Return scores 2 log p - d**2, with d the distance from the centroid divided by the within-class deviations."""
     op, model = s.op, s.estimator
     apart = op.Sub(op.Unsqueeze(s.x, axes=[1]), s.parameter(model, "centroids_"))  # (rows, classes, features)
     s.mark(APART, apart)

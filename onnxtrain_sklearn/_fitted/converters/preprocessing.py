@@ -63,13 +63,13 @@ NUMPY_FUNCTIONS: dict[Any, Function] = {
     special.expit: lambda op, x: op.Sigmoid(x),
     special.logit: lambda op, x: op.Log(op.Div(x, op.Sub(1.0, x))),
 }
-"""The operators of functions of numpy and scipy."""
+"""For each function of NumPy or SciPy, the function that emits its operators."""
 
 
 def applied(
     op: GraphBuilder, x: ir.Value, function: Callable[..., object] | None, settings: Mapping[str, object] | None
 ) -> ir.Value:
-    """Return a function of :data:`NUMPY_FUNCTIONS` of each number; None is the identity."""
+    """Apply to ``x`` the operators of ``function``, a key of :data:`NUMPY_FUNCTIONS`, or None for the identity."""
     if function is None:
         return op.Identity(x)
     if function not in NUMPY_FUNCTIONS or settings:
@@ -133,13 +133,13 @@ def _has_numeric_marker(imputer: Estimator) -> bool:
 
 
 def _filled(s: Source) -> ir.Value:
-    """Replace missing values by the statistics, and add the columns of the indicator."""
+    """Convert SimpleImputer: replace missing values by the statistics, and append the indicator's columns."""
     op, x, imputer = s.op, s.x, s.estimator
     statistics = np.asarray(imputer.statistics_, np.float32)
     kept = np.flatnonzero(~np.isnan(statistics))
     whole = len(kept) == len(statistics)
     chosen = x if whole else _gathered(op, x, kept)
-    # NaN marks columns that are dropped: such statistics are not trained.
+    # If some statistics are NaN, which means that the column is dropped, the statistics are constants.
     trained = whole and imputer.strategy != "constant"
     numbers = s.parameter(imputer, "statistics_") if trained else statistics[kept]
     filled = op.Where(_missing(op, chosen, imputer.missing_values), numbers, chosen)
@@ -151,14 +151,14 @@ def _count_filled(imputer: Estimator, kept: np.ndarray) -> int:
 
 
 def _filled_by_neighbors(s: Source) -> ir.Value:
-    """Replace a missing value by the mean of its column over the nearest rows that have a value there.
+    """Convert KNNImputer: replace a missing value by its column's mean over the nearest rows that have a value there.
 
-    These rows are data and are not trained.
+    The rows of the fitted imputer are data and are not trained.
     """
     op, x, imputer = s.op, s.x, s.estimator
     missing = _missing(op, x, imputer.missing_values)
 
-    # Distances: the mean squared difference over features known in both rows, or a very large number without any.
+    # Distance: the mean squared difference of the features present in both rows; without any, a very large number.
     known = np.where(imputer._mask_fit_X, 0.0, imputer._fit_X).astype(np.float64)
     there = (~imputer._mask_fit_X).astype(np.float64)
     given = op.Cast(op.Where(missing, 0.0, x), to=DOUBLE)
@@ -172,10 +172,10 @@ def _filled_by_neighbors(s: Source) -> ir.Value:
     columns = list[ir.Value]()
     for i in np.flatnonzero(imputer._valid_mask | imputer.keep_empty_features):
         absent, column = _gathered(op, missing, [i]), _gathered(op, x, [i])
-        if not imputer._valid_mask[i]:  # no row of the fit has a value: it becomes zero
+        if not imputer._valid_mask[i]:  # no fitted row has a value in this column: fill in zero
             columns.append(op.Mul(op.Cast(absent, to=FLOAT), 0.0))
             continue
-        # The mean over the nearest rows that have a value, or over all of them if none shares a known feature.
+        # Take the mean over the nearest rows that have a value here, or over all such rows if none shares a feature.
         donors = np.flatnonzero(~imputer._mask_fit_X[:, i])
         numbers = np.asarray(imputer._fit_X[donors, i], np.float32)
         most = np.array([min(imputer.n_neighbors, len(donors))])
@@ -194,11 +194,11 @@ def _filled_by_neighbors(s: Source) -> ir.Value:
 
 
 NEAR_ZERO = 1e-3
-"""Exponents below it are too close to zero to divide by in float32."""
+"""Exponents with a smaller magnitude are too close to zero to divide by in float32."""
 
 
 def standardized(s: Source, x: ir.Value, path: Path = ()) -> ir.Value:
-    """Return ``(x - mean_) / scale_`` of a StandardScaler, which ``path`` leads to from the estimator."""
+    """Return ``(x - mean_) / scale_`` of the StandardScaler at ``path`` from the converted estimator."""
     scaler = follow(s.estimator, path)
     if scaler.with_mean:
         x = s.op.Sub(x, s.parameter(s.estimator, (*path, "mean_")))
@@ -232,10 +232,10 @@ def _clipped_to_range(op: GraphBuilder, x: ir.Value, scaler: Estimator, limits: 
 
 
 def _power_transform(s: Source) -> ir.Value:
-    """Powers of positive numbers only: others have the gradient NaN.
+    """Convert PowerTransformer by powers of positive numbers only, because others would have a gradient of NaN.
 
-    A number x becomes ((x + 1)**lambda - 1) / lambda, and -((1 - x)**(2 - lambda) - 1) / (2 - lambda) if it is
-    negative (Yeo and Johnson), or (x**lambda - 1) / lambda (Box and Cox).
+    Yeo and Johnson: ((x + 1)**lambda - 1) / lambda, or -((1 - x)**(2 - lambda) - 1) / (2 - lambda) for negative x.
+    Box and Cox: (x**lambda - 1) / lambda.
     """
     op, transformer = s.op, s.estimator
     exponent = s.parameter(transformer, "lambdas_")
@@ -253,7 +253,7 @@ def _power_transform(s: Source) -> ir.Value:
 
 
 def _power_of(op: GraphBuilder, logarithm: ir.Value, exponent: ir.Value, values: np.ndarray) -> ir.Value:
-    """Return (exp(exponent logarithm) - 1) / exponent; its series if one of the ``values`` is next to zero."""
+    """Return (exp(exponent * logarithm) - 1) / exponent; if an exponent in ``values`` is near zero, by its series."""
     product = op.Mul(logarithm, exponent)
     if np.abs(values).min() >= NEAR_ZERO:
         return op.Div(op.Sub(op.Exp(product), 1.0), exponent)
@@ -271,10 +271,11 @@ def _per_feature(emit: Callable[[Source], ir.Value]) -> Converter:
 
 
 def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below: bool = False) -> ir.Value:
-    """Return, for each number, the last position in its column's sorted row of ``table`` that is not above it.
+    """Return, for each number in ``x``, the position in ``table`` of the largest entry that is not above it.
 
-    With ``below`` the last one that is less than it; the first if there is none. Positions count through the whole
-    table. This is a binary search over tensors of the shape of ``x``.
+    Row i of ``table`` holds the sorted entries of column i of ``x``. With ``below``, the entry must be less than the
+    number. If no entry is, the first position is returned. Positions count through the flattened table. This is a
+    binary search over tensors of the shape of ``x``.
     """
     columns, count = table.shape
     first = np.arange(columns) * count
@@ -287,9 +288,13 @@ def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below
 
 
 def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *powers: np.ndarray) -> ir.Value:
-    """Return the polynomial of a piece in the distance of ``x`` from its start; ``powers`` begin with the highest."""
+    """Evaluate a piecewise polynomial at ``x``.
+
+    ``place`` is the piece of each number; ``starts`` holds the starts of the pieces, ``powers`` the coefficients of
+    the distance from the start, from the highest power to the lowest.
+    """
     ahead = op.Sub(x, op.Gather(starts.ravel(), place, axis=0))
-    if powers[0].ndim > starts.ndim:  # several splines of one feature
+    if powers[0].ndim > starts.ndim:  # there are several splines per feature
         ahead = op.Unsqueeze(ahead, axes=[2])
     tables = [power.reshape(starts.size, *power.shape[starts.ndim :]) for power in powers]
     result = op.Gather(tables[0], place, axis=0)
@@ -299,11 +304,11 @@ def _piece(op: GraphBuilder, place: ir.Value, x: ir.Value, starts: np.ndarray, *
 
 
 def _splines(s: Source) -> ir.Value:
-    """B-splines as polynomials between knots, extrapolated as ``extrapolation`` says."""
+    """Convert SplineTransformer: B-splines as polynomials between knots, with its ``extrapolation`` beyond them."""
     op, x, transformer = s.op, s.x, s.estimator
     degree, splines = transformer.degree, transformer.bsplines_
     knots = np.stack([spline.t[degree : -degree - 1] for spline in splines])
-    # By power, from the highest on, a coefficient for each column, piece and spline.
+    # Coefficients for each column, piece and spline, from the highest power to the lowest.
     powers = np.stack(
         [[spline(row, nu=p) / math.factorial(p) for spline, row in zip(splines, knots, strict=True)]
          for p in range(degree, -1, -1)]
@@ -333,13 +338,14 @@ def _has_known_ends(transformer: SplineTransformer) -> bool:
     return known and handles and enough and not transformer.sparse_output
 
 
-_BOUND = 1e-7  # scikit-learn's
+_BOUND = 1e-7  # the bound of shares in scikit-learn's QuantileTransformer
 
 
 def _normal_quantiles(s: Source) -> ir.Value:
-    """The inverse of the normal distribution function at the mean of two interpolations between quantiles.
+    """Convert QuantileTransformer to the normal distribution: the normal quantile of the interpolated share.
 
-    The two differ where quantiles are equal. Shares are computed in float64, as float32 is too coarse near 1.
+    The share is the mean of two interpolations between quantiles, from below and from above, which differ where
+    quantiles are equal. Shares are computed in float64, because float32 is too coarse near 1.
     """
     op, x, transformer = s.op, s.x, s.estimator
     quantiles = np.ascontiguousarray(transformer.quantiles_.T, np.float64)
@@ -362,7 +368,7 @@ def _normal_quantiles(s: Source) -> ir.Value:
 
 
 def _inverse_normal(op: GraphBuilder, share: ir.Value) -> ir.Value:
-    """sqrt(2) z f(w), with z = 2 p - 1 and w = -log(1 - z²); f is smooth, and a polynomial in w or its root."""
+    """Return the normal quantile sqrt(2) z f(w) of the share p: z = 2 p - 1, w = -log(1 - z²), f is a polynomial."""
     side = op.Sub(op.Mul(share, np.array(2.0)), np.array(1.0))
     rest = op.Mul(op.Mul(share, np.array(4.0)), op.Sub(np.array(1.0), share))  # 1 - z² without cancellation
     w = op.Neg(op.Log(op.Cast(rest, to=FLOAT)))
@@ -377,7 +383,7 @@ _SPLIT, _END = 5.0, 17.0
 
 @functools.cache
 def _polynomials() -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
-    """Return sqrt(2) f as polynomials in w up to 5, and in sqrt(w) beyond it."""
+    """Return sqrt(2) f as two polynomials: in w for w up to 5, and in sqrt(w) above."""
     near = (0.5 - 0.5 * np.cos(np.linspace(0, np.pi, 400)[1:])) * _SPLIT
     far = np.linspace(_SPLIT, _END, 400)
     fit = np.polynomial.Polynomial.fit
@@ -390,7 +396,7 @@ def _scaled_quantile(w: np.ndarray) -> np.ndarray:
 
 
 def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
-    """Return a polynomial, computed on its mapped domain between -1 and 1, where float32 is most exact."""
+    """Evaluate a polynomial at ``x`` after mapping its domain to [-1, 1], where float32 is most exact."""
     shift, factor = polynomial.mapparms()
     scaled, (*lower, highest) = op.Add(op.Mul(x, float(factor)), float(shift)), polynomial.coef
     result = op.Add(op.Mul(scaled, float(highest)), float(lower.pop()))
@@ -399,10 +405,10 @@ def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.P
     return result
 
 
-# Converters of encoders of categories: a table for each column, with a row for each category and one for unknown ones.
+# Converters of categorical encoders: a table for each column, with a row for unknown values and one for each category.
 #
-# scikit-learn itself fills the tables: it knows which categories are dropped, which ones are infrequent together, and
-# the code of missing values.
+# scikit-learn itself fills the tables, by encoding each category. So dropped and infrequent categories and missing
+# values are encoded as scikit-learn does.
 
 
 Encoder: TypeAlias = OneHotEncoder | OrdinalEncoder
@@ -415,7 +421,7 @@ def _encoded(s: Source) -> list[ir.Value] | None:
     op, encoder, parts = s.op, s.estimator, list[ir.Value]()
     for i, (column, known, table) in enumerate(zip(columns, encoder.categories_, _tables(encoder), strict=True)):
         if column.dtype is ir.DataType.STRING and encoder.handle_unknown == "error":
-            # The one operator that raises an error for unknown categories.
+            # OneHotEncoder is the only operator that raises an error for unknown categories.
             texts = [str(one) for one in known]
             found = op.emit("OneHotEncoder", column, domain="ai.onnx.ml", cats_strings=texts, zeros=0)[0]
             found.dtype = ir.DataType.FLOAT
@@ -427,7 +433,7 @@ def _encoded(s: Source) -> list[ir.Value] | None:
 
 
 def _single_columns(s: Source) -> list[ir.Value] | None:
-    """Return the columns of the data one by one; None if the inputs do not say how many they are."""
+    """Return the columns of the data as separate values; None if their number is not known."""
     columns, left = list[ir.Value](), int(s.estimator.n_features_in_)
     for value in s.inputs:
         size = value.shape[1] if value.shape is not None else None
@@ -442,7 +448,7 @@ def _single_columns(s: Source) -> list[ir.Value] | None:
 
 
 def _place(op: GraphBuilder, column: ir.Value, known: np.ndarray, encoder: Encoder, index: int) -> ir.Value:
-    """Return the place of each category among the known ones, counted from 1; 0 is that of unknown ones."""
+    """Return the position of each value among the known categories, counted from 1; 0 for unknown values."""
     if column.dtype is ir.DataType.STRING:
         texts, places = [str(one) for one in known], list(range(1, len(known) + 1))
         place = op.emit(
@@ -465,7 +471,7 @@ def _place(op: GraphBuilder, column: ir.Value, known: np.ndarray, encoder: Encod
 
 
 def _tables(encoder: Encoder) -> list[np.ndarray]:
-    """Return what becomes of each category of each column: that of unknown ones, then that of each known one."""
+    """Return the table of each column: the encoding of unknown values, then the encoding of each known category."""
     twin = copy.copy(encoder)
     if isinstance(encoder, OneHotEncoder):
         vars(twin).update(sparse_output=False)
@@ -479,9 +485,9 @@ def _tables(encoder: Encoder) -> list[np.ndarray]:
             rows[:, j] = own if j == i else one[0]
         table = np.asarray(twin.transform(rows), np.float32)[:, ends[i] : ends[i + 1]]
 
-        # The row of unknown categories: zeros, or that of the infrequent ones; of codes the one for them.
+        # The row of unknown values: zeros, the row of infrequent categories, or, for ordinal codes, ``unknown_value``.
         rare = _rare(encoder, i)
-        if isinstance(encoder, OrdinalEncoder):  # NaN for an unknown number, which no operator raises an error for
+        if isinstance(encoder, OrdinalEncoder):  # an unknown number gives NaN, because no operator can raise an error
             code = encoder.unknown_value if encoder.handle_unknown == "use_encoded_value" else np.nan
             unknown = np.array([[code]], np.float32)
         elif rare is None or encoder.handle_unknown not in ("infrequent_if_exist", "warn"):
@@ -494,7 +500,7 @@ def _tables(encoder: Encoder) -> list[np.ndarray]:
 
 
 def _rare(encoder: Encoder, column: int) -> np.ndarray | None:
-    """Return the infrequent categories of a column, None without any."""
+    """Return the infrequent categories of a column, or None if there are none."""
     found = getattr(encoder, "infrequent_categories_", None)
     return None if found is None else found[column]
 

@@ -1,7 +1,7 @@
-"""Convert LIBSVM's machines, one-vs-one classifiers and outlier detectors.
+"""Convert LIBSVM's support vector machines, one-vs-one classifiers and outlier detectors.
 
-The operators are rewritten afterwards. Their numbers become parameters there, each of the attribute that is named here.
-A positive score of a pair of classes speaks for its first class.
+The converters emit operators of ai.onnx.ml, which are rewritten afterwards. Then their numbers become parameters; the
+converters note the attribute of each. A positive score of a pair of classes is in favor of its first class.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _linear_machine(s: Source) -> ir.Value:
 
 
 def _elliptic_envelope(s: Source) -> ir.Value:
-    """The negative squared Mahalanobis distance, minus an offset."""
+    """Return the negative squared Mahalanobis distance, minus an offset."""
     op, envelope = s.op, s.estimator
     centered = op.Sub(s.x, s.parameter(envelope, "location_"))
     kept = envelope.precision_ is not None
@@ -47,9 +47,9 @@ def _elliptic_envelope(s: Source) -> ir.Value:
 
 
 def _isolation_forest(s: Source) -> ir.Value:
-    """-2 ** (-length / usual length), minus an offset: outliers have short paths to their leaves.
+    """Return -2 ** (-length / usual length), minus an offset: outliers have short paths to their leaves.
 
-    The weight of a leaf is the length of the path to it, plus the expected length of a path within it.
+    The weight of a leaf is the length of the path to it, plus the expected length of the path if it were split further.
     """
     op, forest = s.op, s.estimator
     trees = [estimator.tree_ for estimator in forest.estimators_]
@@ -63,10 +63,10 @@ def _isolation_forest(s: Source) -> ir.Value:
 
 
 def _local_outlier_factor(s: Source) -> ir.Value:
-    """The negative ratio of the density at the neighbors to that at the row, minus an offset.
+    """Return the negative ratio of the neighbors' density to the row's density, minus an offset.
 
-    The density is the inverse of the mean reachability distance: the distance to a neighbor, but at least that of the
-    neighbor to its own farthest neighbor.
+    The density is the inverse of the mean reachability distance. The reachability distance to a neighbor is the
+    distance to it, but at least the neighbor's distance to its own k-th neighbor.
     """
     op, factor = s.op, s.estimator
     power, points = power_of(factor), s.parameter(factor, "_fit_X")
@@ -80,18 +80,19 @@ def _local_outlier_factor(s: Source) -> ir.Value:
     return op.Sub(score, s.parameter(factor, "offset_"))
 
 
-# Converters of classifiers made of two-class ones: one against one, and by output codes.
+# Converters of classifiers that consist of binary classifiers: one-vs-one, and output codes.
 #
-# The decision function of the first is made of the scores of pairs of classes. Output codes have none in scikit-learn:
-# the class is that of the nearest code. Here it is by how much each code is nearer than the nearest other one.
+# The decision function of one-vs-one is computed from the scores of the pairs of classes. Output codes have no decision
+# function in scikit-learn: the class with the nearest code is predicted. Here their score of a class is how much nearer
+# its code is than the nearest other code.
 
 
 CONFIDENCES = "confidences"
-"""Marks the confidences of the estimators of pairs: decision functions, or probabilities of the second class."""
+"""Mark of the node that computes the pairs' confidences: decision functions, or probabilities of the second class."""
 
 
 def _one_vs_one(s: Source) -> Sequence[ir.Value]:
-    # Of each pair: whether its classifier predicts the second class, and its confidence, (rows, 1) each.
+    # For each pair, collect 1 or 0 (the classifier predicts the second class) and its confidence, (rows, 1) each.
     op, pairs = s.op, list[tuple[ir.Value, ir.Value]]()
     for one in s.estimator.estimators_:
         label, scores = s.convert_inner(one, s.x, hasattr(one, "decision_function"))
@@ -104,9 +105,9 @@ def _one_vs_one(s: Source) -> Sequence[ir.Value]:
 
 
 def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value, classes: int) -> ir.Value:
-    """Return one score per class: its votes, and less than a third of a vote from the sum of its confidences.
+    """Return one score per class: its votes, plus a tie-break below a third of a vote from the sum of its confidences.
 
-    ``second`` is 1 if the second class of a pair is predicted, else 0. A positive confidence speaks for it.
+    ``second`` is 1 if the second class of a pair is predicted, else 0. A positive confidence favors the second class.
     """
     one = np.eye(classes, dtype=np.float32)
     first, last = (one[list(side)] for side in zip(*combinations(range(classes), 2), strict=True))
@@ -116,7 +117,7 @@ def decision_of_pairs(op: GraphBuilder, second: ir.Value, confidences: ir.Value,
 
 
 def _is_known(model: Estimator) -> bool:
-    """Return True if all pairs have classifiers of two classes for the same columns."""
+    """Return True if every pair has a binary classifier, and all classifiers take the same columns."""
     pairs = all(is_classifier(one) and len(getattr(one, "classes_", ())) == 2 for one in model.estimators_)
     return pairs and model.pairwise_indices_ is None
 
@@ -124,16 +125,16 @@ def _is_known(model: Estimator) -> bool:
 def _output_codes(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     codes, parts = np.asarray(model.code_book_, np.float32), list[ir.Value]()
-    for one in model.estimators_:  # each predicts a digit of the code, (rows, 1)
+    for one in model.estimators_:  # each estimator predicts one digit of the code, (rows, 1)
         if isinstance(one, sklearn_private._ConstantPredictor):
-            column = op.Gather(s.x, np.array([0]), axis=1)  # gives the constant the number of rows
+            column = op.Gather(s.x, np.array([0]), axis=1)  # to expand the constant digit to the number of rows
             parts.append(op.Add(op.Mul(column, 0.0), float(one.y_[0])))
         elif hasattr(one, "decision_function"):
             parts.append(op.Reshape(s.decision(one), np.array([-1, 1])))
         else:
             parts.append(op.Gather(s.probabilities(one), np.array([1]), axis=1))
     given = op.Concat(*parts, axis=1) if len(parts) > 1 else parts[0]
-    # The square of the row's own numbers is the same for all codes.
+    # Compute squared distances without the square of the row's digits, which is the same for all codes.
     away = op.Sub((codes**2).sum(axis=1)[np.newaxis], op.Mul(op.MatMul(given, codes.T.copy()), 2.0))
     nearest = op.emit("TopK", away, np.array([2]), axis=1, largest=0, outputs=2)[1]
     nearest.dtype = ir.DataType.INT64
@@ -150,19 +151,19 @@ def _output_codes(s: Source) -> Sequence[ir.Value]:
 
 
 def unit_of_codes(model: OutputCodeClassifier) -> float:
-    """Return the factor of squared distances by which codes that differ in half their digits are 1 apart."""
+    """Return the factor that makes the squared distance 1 between codes that differ in half of their digits."""
     codes = np.asarray(model.code_book_)
     return float(2.0 / (codes.shape[1] * (np.ptp(codes) or 1.0) ** 2))
 
 
-# Converters of LIBSVM's machines by the operators of ai.onnx.ml, which keep LIBSVM's layout of the numbers.
+# Converters of LIBSVM's support vector machines to operators of ai.onnx.ml, which have LIBSVM's layout of the numbers.
 
 
 CONVERTED_KERNELS = ("linear", "poly", "rbf", "sigmoid")
 
 
 def _machine_regression(s: Source) -> ir.Value:
-    """The sum of kernels, for detectors of outliers too: their ``offset_`` is the negative of ``intercept_``."""
+    """Return the sum of kernels, also for outlier detectors, whose ``offset_`` is the negative of ``intercept_``."""
     model = s.estimator
     attributes = _machine_kernel(model) | _coefficients(model, 1.0) | {"n_supports": len(model.support_vectors_)}
     (score,) = s.ml_operator("SVMRegressor", **attributes)
@@ -171,11 +172,11 @@ def _machine_regression(s: Source) -> ir.Value:
 
 
 def _machine_classifier(s: Source) -> Sequence[ir.Value]:
-    """The label that most pairs vote for, and probabilities or a decision function made of the scores of the pairs."""
+    """Return the label with the most votes of pairs, and probabilities or a decision function by the pairs' scores."""
     op, model = s.op, s.estimator
     names, classes = labels(model), len(model.classes_)
     kind = "classlabels_strings" if names.dtype.kind == "U" else "classlabels_ints"
-    sign = -1.0 if classes == 2 else 1.0  # scikit-learn turns the sign of both for two classes
+    sign = -1.0 if classes == 2 else 1.0  # for two classes, scikit-learn flips the sign of both attributes
     attributes = _machine_kernel(model) | _coefficients(model, sign) | {"vectors_per_class": model.n_support_.tolist()}
     if len(model.probA_):
         attributes |= {"prob_a": _floats(model.probA_), "prob_b": _floats(model.probB_)}
@@ -184,7 +185,7 @@ def _machine_classifier(s: Source) -> Sequence[ir.Value]:
     _note_attributes(s, scores, "negated" if classes == 2 else "same")
     if len(model.probA_) or (classes > 2 and model.decision_function_shape == "ovo"):
         return label, scores
-    if classes == 2:  # LIBSVM's first column speaks for the second class
+    if classes == 2:  # a positive first column of LIBSVM favors the second class
         score = op.Gather(scores, np.array([0]), axis=1)
         return label, op.Concat(op.Neg(score), score, axis=1)
     first = op.Cast(op.Less(scores, 0.0), to=FLOAT)
@@ -192,7 +193,7 @@ def _machine_classifier(s: Source) -> Sequence[ir.Value]:
 
 
 def _note_attributes(s: Source, value: ir.Value, form: str) -> None:
-    """Note which attribute each number of the operator is of; a machine fitted to sparse rows has sparse ones."""
+    """Note the model's attribute for each array of the operator; an SVM fitted to sparse rows has sparse attributes."""
     for role, attribute in (("coef0", "coef0"), ("gamma", "_gamma"), ("prob_a", "_probA"), ("prob_b", "_probB")):
         s.hold(value, role, attribute)
     s.hold(value, "rho", "intercept_", form)

@@ -1,7 +1,7 @@
 """Convert trees, forests and gradient boosting.
 
-The operators walk through trees twenty times faster than operators of the default domain would, so that they are kept.
-The numbers of their leaves become parameters when the graph is rewritten.
+The tree operators of ai.onnx.ml are twenty times faster than operators of the default domain would be, so they are
+kept. The numbers of their leaves become parameters when the graph is rewritten.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ Attributes = dict[str, Any]
 
 
 def tree_sum(s: Source, nodes: Attributes, leaves: Attributes, rows: ir.Value | None = None) -> ir.Value:
-    """Return the sum of the trees' leaves, (rows, targets); ``rows`` are those of the estimator, unless given."""
+    """Emit the sum of the trees' leaves, (rows, targets), for ``rows``, by default the estimator's input."""
     return s.ml_operator("TreeEnsembleRegressor", rows=rows, **nodes, **leaves)[0]
 
 
 def branches(trees: Sequence[Estimator], features: Sequence[np.ndarray] | None = None) -> Attributes:
-    """Return the attributes of the nodes of some trees; ``features`` are the columns that each was given."""
+    """Return the operator's attributes for the nodes of ``trees``; ``features`` holds the columns of each tree."""
     columns = []
     for i, tree in enumerate(trees):
         feature = np.maximum(tree.feature, 0)
@@ -56,7 +56,7 @@ def branches(trees: Sequence[Estimator], features: Sequence[np.ndarray] | None =
 
 
 def nodes_in(trees: Sequence[dict[str, np.ndarray]]) -> Attributes:
-    """Return the attributes of the nodes of some trees, each given as columns of one number per node."""
+    """Return the operator's attributes for the nodes of trees, each given as arrays with one number per node."""
     sizes = [len(tree["is_leaf"]) for tree in trees]
     joined = {name: np.concatenate([tree[name] for tree in trees]) for name in trees[0]}
     leaf = joined["is_leaf"].astype(bool)
@@ -74,7 +74,7 @@ def nodes_in(trees: Sequence[dict[str, np.ndarray]]) -> Attributes:
 
 
 def leaves_of(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> Attributes:
-    """Return the attributes of the leaves: their nodes and their weights, (leaves, targets), tree by tree."""
+    """Return the operator's attributes for leaves, given each tree's leaf nodes and weights (leaves, targets)."""
     targets, sizes = weights[0].shape[1], list(map(len, ends))
     return {
         "n_targets": targets,
@@ -88,31 +88,32 @@ def leaves_of(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> Attr
 def leaves_of_targets(
     ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], target_of: Sequence[int], targets: int
 ) -> Attributes:
-    """Return the attributes of the leaves of trees that have one target each: one weight per leaf."""
+    """Return the operator's attributes for the leaves of trees with a single target each: one weight per leaf."""
     sizes = list(map(len, ends))
     attributes = leaves_of(ends, [np.reshape(one, (-1, 1)) for one in weights])
     return attributes | {"n_targets": targets, "target_ids": np.repeat(target_of, sizes).tolist()}
 
 
 def leaves(trees: Sequence[Estimator]) -> list[np.ndarray]:
-    """Return the numbers of the nodes that are leaves, tree by tree."""
+    """Return, for each tree, the indices of the nodes that are leaves."""
     return [np.flatnonzero(tree.children_left < 0) for tree in trees]
 
 
 def not_above(thresholds: np.ndarray) -> np.ndarray:
-    """Return the largest float32 that is not above each threshold: it tells the same float32 numbers apart."""
+    """Return the largest float32 that is not above each threshold, which splits float32 numbers in the same way."""
     rounded = thresholds.astype(np.float32)
     return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)
 
 
 def float32_cuts(thresholds: np.ndarray) -> np.ndarray:
-    """Return the float32 that splits float32 numbers as a threshold of float64 splits the numbers before rounding.
+    """Return float32 thresholds that split rounded numbers as the float64 ``thresholds`` split the unrounded ones.
 
-    A threshold may be a number of the data, which stays on the left: the nearest float32 is taken. Else it is halfway
-    between two of them, and the upper one stays above also where they are neighbors as float32. A decimal halfway
-    between two others may come out just above the threshold, by rounding in float64: it goes to the right.
+    A threshold may be a number of the data, which goes to the left: then the nearest float32 is right. Otherwise it is
+    halfway between two numbers of the data, and the upper one must stay above it, even if the two are neighbors in
+    float32. A decimal number halfway between two others may be just above the threshold, by rounding in float64: it
+    goes to the right.
     """
-    thresholds = np.minimum(thresholds, np.finfo(np.float32).max)  # 1e300 sends missing values alone to the right
+    thresholds = np.minimum(thresholds, np.finfo(np.float32).max)  # a threshold of 1e300 sends only NaN to the right
     below = not_above(thresholds)
     with np.errstate(over="ignore"):
         above = np.nextafter(below, np.float32(np.inf))
@@ -126,7 +127,7 @@ def float32_cuts(thresholds: np.ndarray) -> np.ndarray:
 # Converters of decision trees and forests, whose leaves hold numbers, or a probability for each class of each output.
 #
 # The probabilities of two classes are one number per leaf, that of the second class. Labels of several outputs are
-# stand-ins: the graph of predictions makes labels from the scores.
+# placeholders, because the inference graph makes labels from the scores.
 
 
 def _forest_regressor(s: Source) -> Sequence[ir.Value]:
@@ -137,7 +138,7 @@ def _forest_classifier(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
     sizes = np.atleast_1d(model.n_classes_)
     shares = []
-    for tree in _trees(model):  # of each node: the probabilities of the classes of each output in turn
+    for tree in _trees(model):  # for each node, the probabilities of the classes, output by output
         parts = [tree.value[:, i, :n] for i, n in enumerate(sizes)]
         shares.append(np.concatenate([part / part.sum(axis=1, keepdims=True) for part in parts], axis=1))
     if several_labels(model):
@@ -152,7 +153,7 @@ def _forest_classifier(s: Source) -> Sequence[ir.Value]:
 
 
 def _mean_of_trees(s: Source, values: Sequence[np.ndarray]) -> ir.Value:
-    """Return the mean over trees of what the leaves hold; ``values`` has a row for each node."""
+    """Return the mean of the trees' leaf values; ``values`` has, for each tree, a row for each node."""
     trees = _trees(s.estimator)
     ends = leaves(trees)
     weights = [value[own] / len(trees) for value, own in zip(values, ends, strict=True)]
@@ -163,15 +164,15 @@ def _trees(model: Estimator) -> list[Estimator]:
     return [one.tree_ for one in getattr(model, "estimators_", [model])]
 
 
-# Splits of histogram trees by categories, as splits by numbers.
+# Categorical splits of histogram trees are converted to numeric splits.
 #
-# A split sends some categories of a column to the left and the others to the right. Missing and unknown ones go where
-# the split sends missing values. Each different split becomes a column of its own, 1 for the rows that go to the right,
-# which the trees compare with one half. Nodes that compare categories are not used: onnxruntime 1.21 computes some
-# trees of them wrongly, and 1.19 has no set membership.
+# A split sends some categories of a column to the left and the others to the right. Missing and unknown categories go
+# where the split sends missing values. Each distinct split becomes a new column, 1 for the rows that go to the right,
+# which the trees compare with one half. The operator's own nodes for categories are not used: onnxruntime 1.21 computes
+# some of these trees wrongly, and 1.19 has no set membership.
 #
-# Scikit-learn puts the columns of categories before the others, and replaces each category by its place among those of
-# the fit. The graph keeps the order of the data. It compares numbers with the categories in float32.
+# scikit-learn moves categorical columns before the others, and replaces each category by its position among the fitted
+# categories. The graph keeps the order of the data, and compares numbers with the categories in float32.
 
 
 Nodes = dict[str, np.ndarray]
@@ -188,16 +189,16 @@ def categories_by_column(model: Estimator | None) -> dict[int, np.ndarray]:
 
 
 def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, list[Nodes]]:
-    """Return the rows with a column for each split by categories, and the nodes of each tree on these columns."""
+    """Return the rows extended by a column for each categorical split, and each tree's nodes on these columns."""
     op, model = s.op, s.estimator
     nodes = np.concatenate([tree.nodes for tree in trees])
-    position = np.arange(model.n_features_in_)  # of the columns of the trees in the data
+    position = np.arange(model.n_features_in_)  # maps the trees' columns to columns of the data
     if model.is_categorical_ is not None:
         position = np.argsort(~model.is_categorical_, kind="stable")
     feature, threshold = position[nodes["feature_idx"]], float32_cuts(nodes["num_threshold"])
     by_category, rows = nodes["is_categorical"].astype(bool), s.x
     if by_category.any():
-        # Which rows each node sends to the right: those without a known category, then those of each category.
+        # For each categorical node, a Boolean row: True if unknown values, and if each category, go to the right.
         rights = []
         for tree in trees:
             own = tree.nodes[tree.nodes["is_categorical"].astype(bool)]
@@ -207,7 +208,7 @@ def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, lis
         splits = list(zip(feature[by_category].tolist(), rights, strict=True))
         place_of = {split: place for place, split in enumerate(sorted(set(splits)))}
 
-        # A column for each different split. Places of categories count from 1; 0 is for missing and unknown ones.
+        # Add a column for each distinct split. Positions of categories count from 1; 0 is for missing and unknown ones.
         read, table = np.array([column for column, _ in place_of]), np.array([list(right) for _, right in place_of])
         added = list[ir.Value]()
         for column in dict.fromkeys(read.tolist()):
@@ -230,14 +231,14 @@ def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, lis
 
 
 def exact_thresholds(model: Estimator) -> np.ndarray:
-    """Return the thresholds of all nodes in float64, those of splits by categories as the graph has them."""
+    """Return the thresholds of all nodes in float64; for categorical splits, the thresholds in the graph (one half)."""
     nodes = np.concatenate([tree.nodes for stage in model._predictors for tree in stage])
     by_category, is_leaf = nodes["is_categorical"].astype(bool), nodes["is_leaf"].astype(bool)
     return np.where(is_leaf, 0.0, np.where(by_category, 0.5, nodes["num_threshold"]))
 
 
 def _numbers(model: Estimator, column: int) -> np.ndarray:
-    """Return the known categories of a column as the graph has them: numbers, or the places of texts."""
+    """Return the known categories of a column as the graph reads them: numbers, or the positions of texts."""
     known = _without_missing(categories_by_column(model)[column])
     if _are_texts(known):
         return np.arange(len(known), dtype=np.float32)
@@ -259,7 +260,7 @@ def _are_texts(categories: np.ndarray) -> bool:
 
 
 def encoder_of_text(model: Estimator, column: int) -> OrdinalEncoder | None:
-    """Return an encoder of the known categories of a column, -1 for the others; None if they are no texts."""
+    """Return an encoder of the known categories of a column, with -1 for others; None if the categories are no text."""
     known = _without_missing(categories_by_column(model).get(column, np.empty(0)))
     if not _are_texts(known):
         return None
@@ -267,9 +268,9 @@ def encoder_of_text(model: Estimator, column: int) -> OrdinalEncoder | None:
     return encoder.fit(known[:, None])
 
 
-# Converters of gradient boosting: a start, and the sum of the trees' leaves.
+# Converters of gradient boosting: an initial prediction plus the sum of the trees' leaves.
 #
-# The start is a parameter if an attribute holds it. The scores of classes go through a sigmoid or a softmax.
+# The initial prediction is a parameter if an attribute holds it. Scores of classes go through a sigmoid or a softmax.
 
 
 def _boosting_regressor(s: Source) -> Sequence[ir.Value]:
@@ -282,7 +283,7 @@ def _boosting_regressor(s: Source) -> Sequence[ir.Value]:
 
 
 def _boosting_classifier(s: Source) -> Sequence[ir.Value]:
-    """The start is a function of the shares of the classes, and is not trained."""
+    """Convert a classifier, whose initial prediction is computed from the class frequencies and is not trained."""
     model, scores = s.estimator, _sum_of_trees(s)
     if not isinstance(model.init_, str):
         if model.init is not None:
@@ -311,7 +312,7 @@ def _sum_of_trees(s: Source) -> ir.Value:
 
 
 def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets: int) -> Attributes:
-    """Return the attributes of the leaves of a model whose stages have one tree per target."""
+    """Return the operator's attributes for leaves; the trees are in stages of one tree per target."""
     return leaves_of_targets(ends, weights, [i % targets for i in range(len(ends))], targets)
 
 
@@ -319,7 +320,7 @@ def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets
 
 
 def _histogram_regressor(s: Source) -> Sequence[ir.Value]:
-    """With a log link the trees are fitted to the logarithm of the mean."""
+    """Convert the sum of trees, with an exponential after it if the loss has a log link."""
     scores = _sum_over_histograms(s)
     return (s.op.Exp(scores) if s.estimator.loss in ("gamma", "poisson") else scores,)
 
