@@ -15,16 +15,14 @@ from numpy.typing import ArrayLike, DTypeLike
 from sklearn.utils import check_random_state
 
 from .._data.held_out import split_rows
-from .._data.target_scale import TargetRange, TargetScale, target_range
+from .._data.target_scale import TargetScale
 from .._data.targets import Classes, SeveralTargets, Targets
 from .._fitted.fitted_model import FittedModel
 from .._utils.cache import digest
 from .._utils.params import Parameter
 from .._utils.typing import Validation
 from ..callbacks.checkpoint import Checkpoint
-from ..exceptions import ModelError
 from ..finetuning import FineTuner
-from ..losses import Loss
 from .config import TrainingConfig
 from .fitted_state import Columns, FittedState
 from .parameters import set_callbacks_of
@@ -162,27 +160,6 @@ class FitContext:
     transforming_model: FittedModel | None
     head_names: tuple[str, ...]
     target_scale: TargetScale | None
-
-    def require_same_units(self, loss: Loss) -> None:
-        """Raise if an earlier call scaled the targets in a way that the current loss does not support."""
-        if self.target_scale is not None and loss.target_scaling != self.target_scale.method:
-            raise ModelError(
-                f"The targets were scaled for another loss when training began, and {type(loss).__name__} cannot take "
-                f"them so. Call fit with warm_start=False, or begin with target_scaling=None."
-            )
-
-    def target_range(self, examples: Examples) -> TargetRange | None:
-        """Return the range of all targets trained on so far, including this call; None except in regression."""
-        if examples.targets.task != "regression":
-            return None
-        earlier = None if self.resumed is None else self.resumed.decoding.target_range
-        if self.call.stream is None:
-            values = examples.targets.values[self.split.of(examples)[0]]
-        else:
-            values = self.call.stream.range
-        clips = bool(getattr(self.estimator, "clip_predictions", False))
-        shifts = getattr(self.config.builder, "fit_intercept", True)
-        return target_range(earlier, values, clips=clips, holds_constants=shifts and self.target_scale is not None)
 
 
 # The random generator of a call.

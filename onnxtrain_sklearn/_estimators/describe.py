@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import onnx
@@ -141,10 +140,9 @@ def _line(entry: Entry, width: int) -> str:
     return f"  {entry.status:9} {entry.name:{width}} {shape:>12} {entry.dtype.name}: {entry.reason}{told}"
 
 
-def announce(estimator: Any, state: FittedState) -> None:
-    """With ``verbose``, print the description of a new state."""
-    if estimator.verbose:
-        print(printable(str(_of_state(state, estimator)), keep="\n"))
+def announce(estimator: Parameters, state: FittedState) -> None:
+    """Print the description of a new state."""
+    print(printable(str(_of_state(state, estimator)), keep="\n"))
 
 
 def describe(estimator: Parameters) -> Description:

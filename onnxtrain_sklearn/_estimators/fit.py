@@ -48,7 +48,7 @@ from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
 from .graph_plan import GraphPlan, graph_plan
 from .outputs import DecodedGraph, choose_decoding, ignoring
-from .parameters import set_callbacks_of
+from .parameters import Parameters, set_callbacks_of
 from .scoring import (
     DefaultScore,
     Measures,
@@ -62,7 +62,7 @@ from .scoring import (
 from .starting_state import check_state, compare_training, starting_state
 from .streams import Stream, opened, with_arrays
 
-EstimatorT = TypeVar("EstimatorT")
+EstimatorT = TypeVar("EstimatorT", bound=Parameters)
 
 
 def train(estimator: EstimatorT, call: Call) -> EstimatorT:
@@ -77,7 +77,7 @@ def train(estimator: EstimatorT, call: Call) -> EstimatorT:
     state, trainer = None, None
     try:
         state, trainer = prepare(estimator, call)
-        if resumed is None:
+        if resumed is None and estimator.verbose:
             announce(estimator, state)
         transaction.begin_training(trainer, one_epoch=call.one_epoch)
         train_watched(trainer.watcher, trainer.partial_fit if call.one_epoch else trainer.fit)
@@ -103,7 +103,8 @@ def initialize(estimator: EstimatorT, call: Call) -> EstimatorT:
     transaction = Transaction(estimator, None)
     try:
         state, _ = prepare(estimator, call)
-        announce(estimator, state)
+        if estimator.verbose:
+            announce(estimator, state)
         transaction.publish(state)
     except BaseException as error:
         transaction.fail(error, None)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._data.batches import ArrayBatches
 from .._data.columns import warn_of_rounding
-from .._data.target_scale import require_in_range, warn_of_equal_targets
+from .._data.target_scale import require_in_range, target_range, warn_of_equal_targets
 from .._data.targets import SeveralTargets
 from .._fitted.fitted_model import FittedModel, sample_rows
 from .._inference.graph import Decoding
@@ -64,9 +64,13 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
     if tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # it only needs gradients, so the step has no update graph
         trainable = tuned_names(estimator, tuner, graph, context.transforming_model, context.head_names)
-    if isinstance(settings.loss, Loss):
-        context.require_same_units(settings.loss)
-    decoding = replace(chosen.decoding, target_scale=context.target_scale)
+    loss, scale = settings.loss, context.target_scale
+    if isinstance(loss, Loss) and scale is not None and loss.target_scaling != scale.method:
+        raise ModelError(
+            f"The targets were scaled for another loss when training began, and {type(loss).__name__} cannot take them "
+            f"so. Call fit with warm_start=False, or begin with target_scaling=None."
+        )
+    decoding = replace(chosen.decoding, target_scale=scale)
     shapes = {spec.name: columns[spec.name].shape[1:] for spec in graph.inputs}
     if resumed is not None:
         return _resumed_state(resumed, *selected(graph, trainable), shapes, decoding, settings), settings
@@ -179,16 +183,22 @@ def check_state(
 
     # Raise or warn for values that the model cannot take, or that its type rounds.
     require_no_nan(context.estimator, state, columns)
-    if examples.targets.task == "regression":
-        warn_of_rounding(context.call.y, state.trained_form.dtype, "y")
-        if context.target_scale is not None:
-            stream = context.call.stream
-            ends = examples.targets.values if stream is None else stream.range
-            require_in_range(context.target_scale, ends, state.trained_form.dtype)
-            warn_of_equal_targets(context.target_scale, examples.targets.values, state.trained_form.dtype)
+    if examples.targets.task != "regression":
+        return scores
+    targets, dtype = examples.targets.values, state.trained_form.dtype
+    stream, scale = context.call.stream, context.target_scale
+    warn_of_rounding(context.call.y, dtype, "y")
+    if scale is not None:
+        require_in_range(scale, targets if stream is None else stream.range, dtype)
+        warn_of_equal_targets(scale, targets, dtype)
 
-    # set the range after the comparison, which needs unclipped predictions
-    state.decoding = with_attributes(state.decoding, target_range=context.target_range(examples))
+    # The range of all targets trained on so far. It is set after the comparison, which needs unclipped predictions.
+    earlier = None if context.resumed is None else context.resumed.decoding.target_range
+    values = targets[context.split.of(examples)[0]] if stream is None else stream.range
+    clips = bool(getattr(context.estimator, "clip_predictions", False))
+    shifts = getattr(context.config.builder, "fit_intercept", True)
+    found = target_range(earlier, values, clips=clips, holds_constants=shifts and scale is not None)
+    state.decoding = with_attributes(state.decoding, target_range=found)
     return scores
 
 
