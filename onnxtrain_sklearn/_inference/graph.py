@@ -1,14 +1,14 @@
-"""Build the graph that predicts: the trained graph without training-only operators, and the outputs after its scores.
+"""Build the inference graph: the trained graph without training-only operators, with predictions after its scores.
 
-:func:`inference_model` appends the :class:`Decoding` of its scores: labels and probabilities of a classifier, or the
-numbers of a regressor in the units of its targets. ONNX operators compute all of it, in the conventions of skl2onnx
-(``label`` and ``probabilities``), and ``predict`` runs the same graph: an estimator and its exported file cannot
-disagree. :func:`exported_model` differs only in the types of the weights. :func:`ensemble_of` joins the states of one
-network to a model with a member for each, whose predictions the graph averages; :func:`averaged_predictions` averages
-the outputs of whole networks.
+:func:`inference_model` appends the operators of a :class:`Decoding`, which turn scores into labels and probabilities of
+a classifier, or into numbers of a regressor in the units of its targets. The outputs follow the conventions of skl2onnx
+(``label`` and ``probabilities``). ``predict`` runs the same graph, so an estimator and its exported file cannot
+disagree. :func:`exported_model` differs only in the types of the weights. :func:`ensemble_of` joins several states of
+one network into one graph, which averages their predictions. :func:`averaged_predictions` averages the outputs of whole
+networks.
 
-Sessions of one structure serve several fits (``predictor``). The numbers of a decoding that differ between fits,
-:func:`target_numbers`, are therefore initializers with names of their own there.
+Several fits share a session if their graphs have equal structure (``predictor``). Therefore the numbers of a decoding
+that differ between fits (:func:`target_numbers`) are initializers with reserved names in such a graph.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from ..graph import GraphBuilder
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Outputs of a classifier's graph besides the label.
+    """Options for the outputs of a classifier's graph besides the label.
 
     Attributes
     ----------
     zipmap : bool or "columns"
         One output with a column per class, one with a dict per row, or one output per class.
     raw_scores : bool
-        Whether it gives the decision function, a column per class, in place of probabilities.
+        Whether the decision function, with a column per class, replaces the probabilities.
     per_class : bool
-        Whether scores that are not one for each class are refused.
+        Whether to raise an error unless there is one score for each class.
     """
 
     zipmap: bool | str = False
@@ -67,7 +67,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the scores of a graph become predictions: the reverse of the encoding of the targets.
+    """How the scores of a graph become predictions, in reverse of the encoding of the targets.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Decoding:
     n_scores : int
         Columns of the scores.
     classes : ndarray, list of ndarray or None
-        Labels that the label indices stand for; a list for several labels a row, each with classes of its own.
+        The labels in the order of their indices; with several labels per row, a list with the classes of each.
     target_scale : TargetScale or None
         Scale of the targets in training; predictions are scaled back.
     target_range : TargetRange or None
@@ -85,13 +85,14 @@ class Decoding:
     row_shape : tuple of int
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
-        For a classifier with a label at each position of a row; ``n_scores`` counts the scores of one position.
+        The axes of the scores if a classifier has a label for each position of a row; ``n_scores`` is then the number
+        of scores per position.
     n_targets : int or None
-        Columns of the targets and of predictions, where the loss takes another number of scores; else None.
+        Columns of the targets and of predictions, if the loss takes another number of scores; else None.
     soft : bool
-        For a classifier trained on the shares of the classes in each row, not on labels.
+        Whether a classifier was trained on soft labels: the share of each class in each row.
     parts : tuple of Decoding
-        The decodings of a graph with several outputs; ``n_scores`` are then the columns of all targets.
+        The decodings of the trained outputs, if there are several; ``n_scores`` is then the columns of all targets.
     """
 
     task: Task
@@ -108,7 +109,7 @@ class Decoding:
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Columns of the scores that belong to each of several labels."""
+        """The number of score columns of each label, if rows have several labels of several classes; else empty."""
         return tuple(map(len, self.classes)) if isinstance(self.classes, list) else ()
 
     @property
@@ -118,7 +119,7 @@ class Decoding:
 
     @property
     def has_probabilities(self) -> bool:
-        """True if the link of a classifier gives probabilities."""
+        """True for a classifier whose link gives probabilities."""
         return self.task != "regression" and self.link != "identity"
 
 
@@ -133,19 +134,19 @@ def inference_model(
     in_double: bool = True,
     named_numbers: bool = False,
 ) -> ir.Model:
-    """Return the graph that predicts, with ``weights``.
+    """Return the inference graph with ``weights``.
 
-    ``with_scores`` adds the scores as the last output, and, unless ``in_double`` is False, computes probabilities from
-    them in float64: in float32 rows of different scores have equal probabilities, as there is no number between 1 and
-    1 - 6e-8. ``named_numbers`` stores the numbers that :func:`target_numbers` returns in initializers of these names,
-    so that the graph can be filled with those of another fit.
+    ``with_scores`` adds the scores as the last output. It also computes probabilities in float64, unless ``in_double``
+    is False: in float32, rows with different scores may have equal probabilities, because there is no number between
+    1 - 6e-8 and 1. ``named_numbers`` stores the numbers of :func:`target_numbers` in initializers with these names, so
+    that the numbers of another fit can replace them.
     """
     result = inference_form(graph.model)
     ir_graph = result.graph
     swap_initializers(ir_graph, weights)
     outputs = {v.name or "": v for v in ir_graph.outputs}
     ir_graph.outputs.clear()
-    # Constant nodes: then the initializers of the exported graph are weights alone, for further training.
+    # Store constants in Constant nodes, so that the exported graph has only weights as initializers.
     op = GraphBuilder(ir_graph, dtype=ir.DataType.from_numpy(graph.dtype), prefix="predict", constant_nodes=True)
     if decoding.parts:
         for view, part in zip(graph.views, decoding.parts, strict=True):
@@ -162,11 +163,12 @@ def inference_model(
     common.RemoveUnusedNodesPass()(result)
     infer_shapes(result)
     multiply_by_columns(result)
-    for node in (v.producer() for v in ir_graph.outputs):  # shape inference takes away the types of sequences
+    for node in (v.producer() for v in ir_graph.outputs):  # restore types of sequences, which shape inference drops
         if node is not None and node.op_type == "SequenceConstruct" and node.inputs[0] is not None:
             node.outputs[0].type = ir.SequenceType(ir.TensorType(node.inputs[0].dtype or ir.DataType.FLOAT))
     if form.zipmap is True:
-        # A dict for each row replaces the last output, after shape inference: onnx_ir has no type for it.
+        # A dict for each row replaces the last output. This comes after shape inference, because onnx_ir has no type
+        # for it.
         assert isinstance(decoding.classes, np.ndarray)
         labels = class_constant(decoding.classes)
         if labels.dtype.kind == "f":
@@ -186,7 +188,7 @@ def inference_model(
 def exported_model(
     graph: TrainableModel, weights: Mapping[str, np.ndarray], decoding: Decoding, form: OutputOptions
 ) -> ir.Model:
-    """Return the graph that predicts, with the types of weights and the order of axes of the given file."""
+    """Return the inference graph with the weight types and the order of axes of the given file."""
     inference = inference_model(graph, weights, decoding, form=form)
     return narrowed(requantized(in_layout_of_file(inference, graph.layout)), graph.kept)
 
@@ -195,13 +197,13 @@ TARGET_SCALE, TARGET_CENTER = "onnxtrain/target_scale", "onnxtrain/target_center
 
 
 TARGET_LOW, TARGET_HIGH = "onnxtrain/target_low", "onnxtrain/target_high"
-"""Names of the initializers that hold the numbers of a decoding, where they have names: no given graph may use them."""
+"""Reserved names of the initializers that hold the numbers of a decoding; no given graph may use them."""
 
 
 def target_numbers(decoding: Decoding, dtype: DType) -> dict[str, np.ndarray]:
-    """Return the numbers of a decoding that differ from fit to fit, by name: scale and range of the targets.
+    """Return the numbers of a decoding that differ between fits, by name: scale and range of the targets.
 
-    A center of zeros is left out, as its graph has no addition.
+    A center of zeros is left out, because it needs no addition in the graph.
     """
     scale, bounds = decoding.target_scale, decoding.target_range
     found: dict[str, np.ndarray] = {}
@@ -215,7 +217,7 @@ def target_numbers(decoding: Decoding, dtype: DType) -> dict[str, np.ndarray]:
 
 
 class OutputNames(NamedTuple):
-    """The name of predicted numbers, and the prefix of the names of labels, probabilities and scores."""
+    """Names of the outputs: that of predicted numbers, and a prefix for labels, probabilities and scores."""
 
     numbers: str = "variable"
     prefix: str = ""
@@ -233,7 +235,7 @@ def _append_outputs(
     with_scores: bool,
     in_double: bool,
 ) -> None:
-    """Append labels, probabilities or predictions to the scores of one output; ``outputs`` are those of the graph."""
+    """Append the predictions of one trained output; ``outputs`` are the outputs of the trained graph, by name."""
     given, scores = outputs[graph.output], outputs[graph.scores]
     own = given if graph.link == decoding.link and not (graph.log_output or graph.link_unproven) else None
     scores = scores if graph.members is None else mean_of_members(op, scores, decoding.link, decoding.groups)
@@ -249,7 +251,7 @@ def _append_outputs(
         clips = decoding.target_range is not None and decoding.target_range.limits is not None
         shape, computes = op.shape(prediction), clips or decoding.target_scale is not None
         if decoding.row_shape and (computes or shape is None or len(shape) < 3):
-            # Rows get the axes of the targets; of a given graph whose output has several axes they are kept.
+            # Reshape rows to the shape of the targets, unless the output of a given graph has several axes already.
             prediction = op.Reshape(prediction, [-1, *decoding.row_shape])
         if TARGET_SCALE in numbers:
             prediction = op.Mul(prediction, numbers[TARGET_SCALE])
@@ -259,15 +261,15 @@ def _append_outputs(
             low, high = numbers[TARGET_LOW], numbers[TARGET_HIGH]
             is_single = decoding.target_range is not None and decoding.target_range.low.size == 1
             rows = prediction if is_single or decoding.row_shape else as_rows(op, prediction)
-            above = op.Where(op.Less(rows, low), low, rows)  # not Clip: it may replace NaN by a bound
+            above = op.Where(op.Less(rows, low), low, rows)  # Clip may replace NaN by a bound
             prediction = op.Where(op.Greater(above, high), high, above)
         _add_output(op, names.numbers, prediction, given)
     else:
-        if decoding.link == "ordinal":  # from here on, those of a softmax
+        if decoding.link == "ordinal":  # from here on, a softmax of the log-probabilities
             decision, own = log_probabilities_in_order(op, _as_score_columns(op, scores)), None
             decoding = replace(decoding, link="softmax", n_scores=decoding.n_columns, n_targets=None)
-        # Probabilities are computed again, in float64, where the graph's are only the activation of the scores.
-        # Anything else that a given graph computes at its end is left as it is.
+        # Recompute probabilities in float64 only if the graph's own are a plain activation of the scores. Keep any
+        # other computation at the end of a given graph.
         last = None if own is None else own.producer()
         activates = last is not None and last.op_type in ("Sigmoid", "Softmax") and last.inputs[0] is scores
         exact = with_scores and in_double and decoding.has_probabilities and (own is None or activates)
@@ -301,7 +303,7 @@ def _append_outputs(
 def _as_rows_of_labels(
     op: GraphBuilder, scores: ir.Value, own: ir.Value | None, decoding: Decoding, form: OutputOptions
 ) -> tuple[ir.Value, ir.Value | None, Callable[[ir.Value], ir.Value]]:
-    """Return scores and probabilities in one row per label, and the function that puts results in their places."""
+    """Return scores and probabilities with one row per label, and a function that reshapes results to the positions."""
     if decoding.positions is None:
         return _as_score_columns(op, scores), own, lambda result: result
     if form.zipmap or form.per_class:
@@ -320,13 +322,13 @@ def _as_score_columns(op: GraphBuilder, scores: ir.Value) -> ir.Value:
 
 
 def _label_names(op: GraphBuilder, index: ir.Value, decoding: Decoding) -> ir.Value:
-    """Return the labels of class indices, a column for each of several labels."""
+    """Emit the labels with the class indices ``index``; several labels per row have a column each."""
     if decoding.task == "multilabel":
         return index
     if isinstance(decoding.classes, list):
         columns = split_columns(op, index, [1] * len(decoding.groups))
         constants = [class_constant(known) for known in decoding.classes]
-        if all(known.dtype.kind in "if" for known in constants):  # Concat takes one type
+        if all(known.dtype.kind in "if" for known in constants):  # Concat takes operands of one type
             kind = np.result_type(*constants)
             constants = [known.astype(kind) for known in constants]
         named = zip(constants, columns, strict=True)
@@ -336,7 +338,7 @@ def _label_names(op: GraphBuilder, index: ir.Value, decoding: Decoding) -> ir.Va
 
 
 def class_constant(classes: np.ndarray) -> np.ndarray:
-    """Return labels as a constant of a type that ONNX has for them."""
+    """Return the labels as an array of a type that ONNX has: strings, int64 or float64."""
     if classes.dtype.kind in "iub":
         return classes.astype(np.int64)
     if classes.dtype.kind == "f":
@@ -348,9 +350,10 @@ def class_constant(classes: np.ndarray) -> np.ndarray:
 
 
 def _in_double(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> tuple[GraphBuilder, ir.Value]:
-    """Return a builder for float64, and the scores in it; two classes of a softmax as 0 and their difference.
+    """Return a builder for float64, and the scores in float64.
 
-    The decision function of two classes is that difference in the type of the graph: both rank rows alike.
+    Two scores of a softmax become 0 and their difference in the type of the graph. This difference is also the decision
+    function, so probabilities and decision function rank rows alike.
     """
     groups = decoding.groups or (decoding.n_scores,)
     if decoding.link == "softmax" and 2 in groups:
@@ -367,10 +370,10 @@ def _in_double(op: GraphBuilder, scores: ir.Value, decoding: Decoding) -> tuple[
 def _further_outputs(
     op: GraphBuilder, scores: ir.Value, own: ir.Value | None, decoding: Decoding, form: OutputOptions
 ) -> dict[str, ir.Value]:
-    """Return the outputs beside the label, by name: skl2onnx's, but that scores without probabilities are so called."""
+    """Return the outputs besides the label, named as by skl2onnx, but ``scores`` if the link has no probabilities."""
     name = "probabilities" if decoding.has_probabilities else "scores"
     if decoding.groups:
-        # Several labels a row: a sequence with the probabilities, or the scores, of each.
+        # With several labels per row, the output is a sequence with the probabilities, or scores, of each label.
         if form.zipmap:
             raise ModelError(
                 f"zipmap={form.zipmap!r} is for one label a row, and here are {len(decoding.groups)}: leave it."
@@ -387,12 +390,12 @@ def _further_outputs(
         return {name: op.SequenceConstruct(*parts)}
 
     if decoding.has_probabilities and not form.raw_scores:
-        # ``own`` are the graph's own probabilities; for two classes only the second one's, or both.
+        # ``own`` are the graph's own probabilities: for two classes, of the second class or of both.
         values = apply_link(op, decoding.link, scores) if own is None else _as_score_columns(op, own)
         if decoding.task == "binary" and (op.shape(values) or [1])[-1] != 2:
             values = op.Concat(op.Sub(1.0, values), values, axis=1)
     else:
-        # The decision function has a column for each class: for two classes its negative and itself.
+        # The decision function gets a column for each class; for two classes, these are its negative and itself.
         of_two, by_class = decoding.task == "multiclass" and decoding.n_scores == 2, form.raw_scores or form.zipmap
         if of_two and by_class:
             scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
@@ -416,12 +419,12 @@ def _further_outputs(
 
 
 def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | None) -> None:
-    """Make ``value`` an output; the user's own output keeps its name, any other gets ``name``."""
+    """Make ``value`` an output named ``name``, unless it is ``keep``, the user's own output, which keeps its name."""
     if value is not keep:
         if value.producer() is None or value in op.graph.outputs:
             value = op.Identity(value)
         if value.name != name:
-            # Values inside the graph give up the name; inputs and initializers, which users know, keep it.
+            # Rename an inner value that has the name. Inputs and initializers keep it, because users know their names.
             for node in ir.traversal.RecursiveGraphIterator(op.graph):
                 for other in node.outputs:
                     if other.name == name:
@@ -431,14 +434,15 @@ def _add_output(op: GraphBuilder, name: str, value: ir.Value, keep: ir.Value | N
     op.graph.outputs.append(value)
 
 
-# The graph of an ensemble: one network in several states, or whole networks, whose predictions are averaged.
+# Build the graph of an ensemble, which averages the predictions of one network with several sets of weights, or of
+# several networks.
 
 
 MemberWeights = Mapping[str, np.ndarray]
 
 
 def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[TrainableModel, dict[str, np.ndarray]]:
-    """Return a model with one member per set of weights, and the weights of all members under its names."""
+    """Return a model with one member for each set of weights in ``each``, and the weights of all members by name."""
     whole = graph.model.clone()
     op = GraphBuilder(whole.graph, dtype=ir.DataType.from_numpy(graph.dtype), prefix="ensemble", constant_nodes=True)
     scores = []
@@ -446,7 +450,7 @@ def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
         ir_graph = whole.graph if number == 0 else graph.model.clone().graph
         own = next(value for value in ir_graph.outputs if value.name == graph.scores)
         ir_graph.outputs[:] = [own]
-        # The weights of each member get names of their own; constants move to the joint graph beside them.
+        # Rename the weights of each member, and move weights and constants to the joint graph.
         held = list(ir_graph.initializers.values())
         ir_graph.initializers.clear()
         for value in held:
@@ -455,7 +459,7 @@ def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
             op.graph.register_initializer(value)
         scores.append(own if number == 0 else append_nodes(op, ir_graph, whole.graph.inputs)[0])
     whole.graph.outputs.clear()
-    rows = [as_rows(op, value) for value in scores]  # of one score, (N,) or (N, 1)
+    rows = [as_rows(op, value) for value in scores]  # a single score may be (N,) or (N, 1)
     joined = op.Concat(*(op.Unsqueeze(value, axes=[1]) for value in rows), axis=1)
     whole.graph.outputs.append(joined)
     name = joined.name or ""
@@ -470,12 +474,12 @@ def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
 def averaged_predictions(
     op: GraphBuilder, results: Sequence[Sequence[ir.Value]], task: Task, classes: np.ndarray | None
 ) -> Sequence[ir.Value]:
-    """Return the mean of the last outputs, and for classifiers the labels before it.
+    """Return the mean of the last outputs; for classifiers, first the labels.
 
-    A row has the label of the largest mean; of several labels that are 0 or 1, those above one half are 1.
+    A row gets the label with the largest mean. Of several binary labels, those with a mean above one half are 1.
     """
     if task == "regression":
-        # The mean of the differences from the first: it is exact where all predictions are equal.
+        # Average the differences from the first prediction, so that the mean of equal predictions is exact.
         first, *others = (result[-1] for result in results)
         differences = [op.Sub(other, first) for other in others]
         total = differences[0]

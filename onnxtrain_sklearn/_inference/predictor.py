@@ -1,8 +1,8 @@
 """Run the graph that predicts over data, a chunk of rows at a time.
 
-:func:`filled_graph` returns that graph with the weights of a fit, as bytes. It fills a template, which the fits of a
-process share where their graphs have equal structure. A :class:`Predictor` holds the session: for the methods of an
-estimator, for scores during training, which read the live parameters, and for given graphs.
+:func:`filled_graph` returns the inference graph with the weights of a fit, as bytes. It fills a template, which fits in
+one process share if their graphs have equal structure. A :class:`Predictor` holds the session. It serves the methods of
+an estimator, scores during training (which read the parameters in training), and given graphs.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from ..exceptions import ModelError
 from .graph import Decoding, inference_model, target_numbers
 
 CHUNK_ROWS = 8192
-"""Rows predicted at a time: bounds the memory that activations take."""
+"""Most rows predicted at a time, to limit the memory of activations."""
 
 
 CHUNK_NUMBERS = 2**23
-"""Numbers of an input that are converted at a time: wide rows come in smaller chunks."""
+"""Most numbers of an input that are converted at a time; chunks of wide rows are smaller."""
 
 
 LARGE_WEIGHTS = 500_000
-"""Weights above which the session of a graph has several threads."""
+"""Number of weights above which the session of a graph has several threads."""
 
 
 INNER_NUMBERS = 2**24
-"""Numbers of the largest value inside the graph at a time: ensembles and convolutions hold many for each row."""
+"""Most numbers in a value inside the graph at a time; ensembles and convolutions have many for each row."""
 
 
 LARGEST_WEIGHTS = 2**24
-"""Bytes of weights from which on a graph is made without a template, which would hold them for a moment."""
+"""Bytes of weights above which a graph is made without a template, which would briefly copy the weights."""
 
 
 class LiveParameters(Protocol):
-    """Parameters in training; :class:`~onnxtrain_sklearn._training.parameters.FlatParameters` are such."""
+    """Parameters in training, such as :class:`~onnxtrain_sklearn._training.parameters.FlatParameters`."""
 
     def prediction_views(self) -> dict[str, np.ndarray]: ...
 
@@ -69,11 +69,11 @@ class PredictionGraph:
     content : bytes
     outputs : tuple of str
     widest : int
-        Numbers for each row of its largest value.
+        Numbers per row in the largest value of the graph.
     is_large : bool
-        Whether it has enough weights for several threads to pay.
+        Whether the graph has enough weights to benefit from several threads.
     is_shared : bool
-        Whether other estimators may use its session too.
+        Whether estimators may share the session of the graph.
     """
 
     content: bytes
@@ -84,9 +84,9 @@ class PredictionGraph:
 
 
 def prediction_graph(model: ir.Model) -> PredictionGraph:
-    """Return the graph as bytes."""
+    """Return an inference graph as bytes, with the attributes of :class:`PredictionGraph`."""
     graph, outputs = model.graph, tuple(v.name or "" for v in model.graph.outputs)
-    # The widest row is known of values whose shape is known but for the batch axis.
+    # Only values whose shape is known except for the batch axis count.
     shapes = [value.shape for node in graph for value in node.outputs if value.shape is not None]
     rows = [[d for d in shape if isinstance(d, int)] for shape in shapes if not shape.is_static()]
     widest = max(map(math.prod, rows), default=1) or 1
@@ -103,15 +103,15 @@ class Predictor:
     device : Device
     session_options : mapping or None
     live : LiveParameters, optional
-        Parameters that each run reads from their views instead of from the graph, for scores during training. In a
-        PredictionGraph they are inputs already.
+        Parameters in training, from whose views each run reads the weights, for scores during training. These weights
+        become inputs of an ``onnx_ir.Model``; in a PredictionGraph they are inputs already.
     width : int, default=1
-        Numbers of a row inside the graph, where they are more than those that it takes.
+        Numbers per row inside the graph, if they are more than those of its inputs.
     sparse : collection of str, default=()
-        Inputs whose rows come sparse. Their products with weights are computed without making the rows dense.
+        Names of inputs with sparse rows. Products with weights are computed without making the rows dense.
     rows_meet : callable () -> bool
-        Whether the prediction of a row depends on other rows: all rows are predicted at once then. It is asked where
-        they would be several chunks.
+        Returns True if the prediction of a row depends on other rows, so that all rows must be predicted at once. It
+        is called only if the rows would be divided into several chunks.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Predictor:
         self._width = 1 if self._sparse else width
         self._inner, self.outputs, self._rows_meet = graph.widest, graph.outputs, rows_meet
         threads = devices.available_threads() if graph.is_large else 1
-        if graph.is_shared:  # by fits that score validation rows by their parameters as they are
+        if graph.is_shared:  # for fits that score validation rows with their parameters in training
             memory = 4.0 * graph.widest * CHUNK_ROWS
             self._session = shared_session(
                 graph.content, device, threads=threads, options=session_options, memory=memory
@@ -152,13 +152,13 @@ class Predictor:
         return prediction_graph(model)
 
     def run(self, columns: Mapping[str, InputData], rows: np.ndarray | None = None, output: int = 0) -> np.ndarray:
-        """Return output number ``output`` for all rows of the data, or for the given ones."""
+        """Return output number ``output`` for all rows of the data, or for those with the indices ``rows``."""
         return self.run_several(columns, [output], rows)[0]
 
     def run_several(
         self, columns: Mapping[str, InputData], outputs: Sequence[int], rows: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Return the outputs of these numbers for all rows of the data, or for the given ones, in one pass."""
+        """Return the outputs with the numbers ``outputs`` in one pass, for all rows or for the indices ``rows``."""
         names, found = [self.outputs[i] for i in outputs], list[list[np.ndarray]]()
         for piece in self.pieces_of(columns, rows):
             chosen = piece if rows is None else rows[piece]
@@ -172,26 +172,26 @@ class Predictor:
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
 
     def run_finite(self, name: str, rows: np.ndarray, dtype: DType, output: int = 0) -> np.ndarray | None:
-        """Return output number ``output`` for rows of the only input that are one chunk.
+        """Return output number ``output`` for a few rows of the graph's only input, after a fast check.
 
-        None: there are too many for the shorter check to pay, or a number is not finite in ``dtype``.
+        None if the rows are more than one chunk, or if a number is not finite in ``dtype``.
         """
         if len(self._pieces(len(rows), math.prod(rows.shape[1:]))) != 1:
             return None
         piece = np.ascontiguousarray(rows) if rows.dtype == dtype else _in_graph_type(rows, dtype)
-        squares = np.vdot(piece, piece)  # is finite only if all are, and takes less time than to look at each
+        squares = np.vdot(piece, piece)  # finite only if all numbers are; faster than isfinite
         if not (math.isfinite(squares) or np.isfinite(piece).all()):
             return None
         return _as_rows(self._run_session([self.outputs[output]], {name: piece, **self._live})[0], len(piece))
 
     def pieces_of(self, columns: Mapping[str, InputData], rows: np.ndarray | None = None) -> list[slice]:
-        """Return the chunks in which the data are predicted, or the given rows of them."""
+        """Return the chunks in which the data, or their rows with the indices ``rows``, are predicted."""
         n_rows = len(next(iter(columns.values()))) if rows is None else len(rows)
         dense = [column for name, column in columns.items() if name not in self._sparse]
         return self._pieces(n_rows, max([1, *(math.prod(column.shape[1:]) for column in dense)]))
 
     def chunk_rows(self, columns: Mapping[str, InputData]) -> int:
-        """Return the size of the chunks, all rows but those of the last chunk, of data like ``columns``."""
+        """Return the number of rows of a chunk for data like ``columns``; the last chunk may have fewer."""
         dense = [column for name, column in columns.items() if name not in self._sparse]
         return self._chunk_rows(max([1, *(math.prod(column.shape[1:]) for column in dense)]))
 
@@ -199,14 +199,14 @@ class Predictor:
         return max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(self._width, width), INNER_NUMBERS // self._inner))
 
     def _pieces(self, n_rows: int, width: int) -> list[slice]:
-        """Return the chunks of rows of ``width`` numbers."""
+        """Return the chunks into which ``n_rows`` rows of ``width`` numbers are divided."""
         size = self._chunk_rows(width)
         size = n_rows if size < n_rows and self._rows_meet() else size
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
 
 def _as_rows(found: Any, n_rows: int) -> np.ndarray:
-    """Return an output as an array, the parts of a sequence side by side; raise if it has not ``n_rows`` rows."""
+    """Return an output as an array, joining the parts of a sequence; raise ModelError unless it has ``n_rows`` rows."""
     result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
     if result.shape[:1] != (n_rows,):
         what, remedy = f"{len(result)} output rows" if result.ndim else "a single number", ""
@@ -224,10 +224,10 @@ def _as_rows(found: Any, n_rows: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class _Template:
-    """An inference graph in protobuf without values for its weights and the numbers of its targets.
+    """An inference graph in protobuf, without values for its weights and for the numbers of its targets.
 
-    It was made with zeros in place of the weights. Every graph is made from a template, also the first: a graph whose
-    form depended on a weight would predict wrongly at once, not only where the template is used again.
+    It is made with zeros in place of the weights. Even the first graph is made from the template, so that an error,
+    such as a form that depends on a weight, would show at once and not only when the template is used again.
     """
 
     proto: Any
@@ -245,7 +245,7 @@ def filled_graph(
     with_scores: bool = False,
     live: Collection[str] = (),
 ) -> PredictionGraph:
-    """Return the inference graph with ``weights``; those that ``live`` names are inputs and need no values."""
+    """Return the inference graph with ``weights``; the weights named in ``live`` become inputs and need no values."""
 
     def made(weights: Mapping[str, np.ndarray], *, named_numbers: bool = False) -> ir.Model:
         inference = inference_model(graph, weights, decoding, with_scores=with_scores, named_numbers=named_numbers)
@@ -265,12 +265,12 @@ def filled_graph(
         for tensor in proto.graph.initializer:
             if tensor.name in zeros or tensor.name in numbers:
                 tensor.ClearField("raw_data")
-        # Estimators can share a session whose graph holds no numbers of one fit: its weights are inputs.
+        # Estimators can share a session if all weights are inputs, so that its graph holds no numbers of one fit.
         is_shared = not numbers and {*live} >= zeros.keys() and is_stateless(inference.graph)
         return _Template(proto, replace(prediction_graph(inference), content=b"", is_shared=is_shared))
 
-    # Beside its graph, inference_model reads these attributes of a model, and of the decoding all but the numbers that
-    # are filled in; which numbers there are decides the nodes.
+    # The cache key holds everything that determines the nodes: these attributes of the model, and the decoding with the
+    # names of the numbers to fill in, but without their values.
     activation = tuple(graph.activation.values())
     form = graph.output, *activation, graph.class_output, graph.members, graph.dtype.str, graph.inputs, graph.joined
     decoding_form = content(with_attributes(decoding, target_scale=None, target_range=None)), tuple(numbers)

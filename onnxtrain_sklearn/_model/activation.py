@@ -1,4 +1,4 @@
-"""The final activation of a graph: its link, and the scores before it; also the rewrite of overflowing sigmoids.
+"""Recognize the final activation of a graph: its link, and the scores before it. Also rewrite overflowing sigmoids.
 
 :func:`activation_of` reads a graph backwards from its output, with one reader per operator, and returns the
 :class:`Activation` that it recognizes. An activation holds for every value of the weights: its link, applied to the
@@ -24,7 +24,7 @@ from .._ir.queries import number_of, operand
 from ..graph import GraphBuilder
 
 LOG_EPSILON = 1e-7
-"""Added to probabilities and means before their logarithm."""
+"""Number added to probabilities and means before their logarithm, to keep it finite."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Activation:
     Attributes
     ----------
     link : {"softmax", "sigmoid", "exp"}
-        The function.
+        The function from scores to predictions.
     base : onnx_ir.Value
-        The value upstream of the activation.
+        The input of the activation.
     form : str
         How the scores are computed from ``base``: a key of ``SCORE_FORMS``.
     log : bool
@@ -62,9 +62,9 @@ class Activation:
 
 
 def activation_of(final: ir.Value) -> Activation | None:
-    """Return the final activation whose output is ``final``; None if there is none, or an unknown one."""
+    """Return the final activation whose output is ``final``; None if no activation is recognized."""
     found = _activation_of(final, MAX_DEPTH)
-    # log(exp(s)) is s, which the loss reads as it is
+    # log(exp(s)) is s, which needs no activation
     return found if found is None or found.link != "exp" or not found.log else None
 
 
@@ -86,7 +86,7 @@ def _log_of_probability(op: GraphBuilder, numbers: ir.Value) -> ir.Value:
 def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
     """Return a value of more than two axes as a matrix with one row per row of the minibatch.
 
-    Only axes of size one are dropped: a value with three longer axes stays as it is.
+    Only axes of size one are dropped; a value with three longer axes is returned unchanged.
     """
     long = [] if value.shape is None else [size for size in value.shape if size != 1]
     if value.shape is None or len(value.shape) < 3 or len(long) > 2:
@@ -102,8 +102,8 @@ SCORE_FORMS: dict[str, Callable[[GraphBuilder, ir.Value], ir.Value]] = {
     "second": lambda op, s: _score_difference(op, s, 1),
     "log_sigmoid": lambda op, s: op.Neg(op.Softplus(op.Neg(s))),
 }
-"""By form, functions that emit the scores from the value upstream of an activation: "negative" for 1 - p, "first" and
-"second" for one of two columns of a softmax, "log_sigmoid" for sigmoids that are divided by their sum."""
+"""Functions that emit the scores from the input of an activation, by form: "negative" for 1 - p, "first" and "second"
+for one of two columns of a softmax, "log_sigmoid" for sigmoids that are divided by their sum."""
 
 
 def _score_difference(op: GraphBuilder, scores: ir.Value, first: int) -> ir.Value:
@@ -125,7 +125,7 @@ def _activation_of(value: ir.Value | None, depth: int) -> Activation | None:
         return None
     if node.op_type in SHAPE_ONLY and _keeps_layout(node):
         return _activation_of(node.inputs[0], depth - 1)
-    # a sum, product or power with a neutral constant returns its other operand
+    # skip an operation with a neutral constant, such as x + 0 or x * 1
     neutral = _NEUTRAL.get(node.op_type)
     for i in (0, 1) if node.op_type in ("Mul", "Add") else (0,):
         if neutral is not None and number_of(node.inputs[1 - i]) == neutral:
@@ -208,7 +208,7 @@ def _read_sub(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_add(node: ir.Node, depth: int) -> Activation | None:
-    """Match 1 - p written as Add."""
+    """Match 1 - p written as an Add."""
     for one, p in (node.inputs, node.inputs[::-1]):
         operand = None if p is None else _negation_operand(p)
         if number_of(one) == 1.0 and operand is not None:
@@ -228,7 +228,7 @@ def _read_div(node: ir.Node, depth: int) -> Activation | None:
         return _read_normalized(above, depth)
     p, total = _without_mask(above), _without_mask(below)
     if p is not None and total is not None and is_row_sum(total, of=p):
-        # the mask changes only rows whose sum is zero, and sums of sigmoids are zero only by underflow
+        # ignore the mask: it changes only rows whose sum is zero, and a sum of sigmoids is zero only by underflow
         inner = _activation_of(p, MAX_DEPTH)
         if inner is not None and inner.link == "sigmoid" and not inner.log:
             return _read_normalized(p, depth)
@@ -236,7 +236,7 @@ def _read_div(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _without_mask(value: ir.Value | None) -> ir.Value | None:
-    """Return x where ``value`` is x + m or x + n m, and m is 1 where a sum is zero, else 0, as skl2onnx writes it."""
+    """Return x if ``value`` is x + m or x + n m, where m is 1 in rows whose sum is zero, else 0, as skl2onnx writes."""
     node = None if value is None else value.producer()
     if node is None or node.domain or node.op_type != "Add":
         return None
@@ -349,7 +349,7 @@ def _read_column(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _selected_column(node: ir.Node) -> int | None:
-    """Return the only column that a Gather or Slice selects from two, 0 or 1."""
+    """Return the index, 0 or 1, of the only column that a Gather or Slice selects from two; None for other nodes."""
     if node.op_type == "Gather":
         number = number_of(node.inputs[1]) if node.attributes.get_int("axis", 0) in (1, -1) else None
         return None if number is None else int(number) % 2
@@ -359,8 +359,8 @@ def _selected_column(node: ir.Node) -> int | None:
         steps = [1]
     else:
         given = [None if len(node.inputs) <= i else number_of(node.inputs[i]) for i in range(1, 5)]
-        # -9 stands for a number that is not known: as an end or an axis it selects nothing; as a start it is 0, the
-        # only one before an end of 1.
+        # -9 stands for an unknown number: as an end or an axis it matches nothing below; as a start it acts as 0, the
+        # only possible start before an end of 1.
         starts, ends, axes = ([-9 if n is None else int(n)] for n in given[:3])
         steps = [1 if len(node.inputs) < 5 else int(given[3] or 0)]
     if len(starts) != 1 or axes not in ([1], [-1]) or steps != [1]:
@@ -391,9 +391,10 @@ _READERS: dict[str, Callable[[ir.Node, int], Activation | None]] = {
 }
 
 
-# Overflowing sigmoids: ``1 / (1 + exp(z))`` is 0 for z > 88.7 in float32, which is right. But its gradient,
+# Rewrite overflowing sigmoids. In float32, ``1 / (1 + exp(z))`` is 0 for z > 88.7, which is right. But its gradient,
 # ``-exp(z) / (1 + exp(z))²``, is computed as infinity times zero: NaN. With z bounded by 88, the value changes by at
-# most 6e-39, and the gradient is finite. The operator Sigmoid is no substitute: onnxruntime's is never below 1.5e-8.
+# most 6e-39, and the gradient is finite. The operator Sigmoid cannot replace it, because onnxruntime's result is never
+# below 1.5e-8.
 
 
 def use_stable_forms(model: ir.Model) -> bool:
@@ -453,7 +454,7 @@ def _power(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 
 def _logarithm(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
-    """Match log(1 + exp(z)) of float32; onnxruntime has no Softplus of float64, where 709 is the limit."""
+    """Match log(1 + exp(z)) in float32. onnxruntime has no float64 Softplus to replace it in float64."""
     z = _exponent_of_sum(operand(node, 0))
     return op.Softplus(z) if z is not None and z.dtype is ir.DataType.FLOAT else None
 
@@ -468,7 +469,7 @@ _RULES: dict[str, Callable[[GraphBuilder, ir.Node], ir.Value | None]] = {
 
 
 def _exponent_of_sum(value: ir.Value | None) -> ir.Value | None:
-    """Return z where ``value`` is 1 + exp(z) of the shape of z."""
+    """Return z if ``value`` is 1 + exp(z) and has the shape of z."""
     node = None if value is None else value.producer()
     if node is None or node.domain or node.op_type not in ("Add", "Sum") or len(node.inputs) != 2:
         return None
@@ -507,12 +508,11 @@ def _bounded(op: GraphBuilder, z: ir.Value) -> ir.Value | None:
     return op.Reciprocal(op.Add(op.Exp(op.Min(z, bound)), np.array(1, kind)))
 
 
-# Expressions that exporters write around sigmoids, softmaxes and exponentials. The functions below read constants, and
-# no number that the graph computes.
+# Match expressions that exporters write around sigmoids, softmaxes and exponentials, by nodes and constants alone.
 
 
 NARROW = 1e-4
-"""Bounds within this distance of 0 and 1 only keep logarithms finite and are not part of the model."""
+"""Bounds within this distance of 0 or 1 only keep logarithms finite, so they are ignored."""
 
 MAX_DEPTH = 32
 """Most operators of a chain that is searched; final activations of real graphs have fewer."""
@@ -523,7 +523,7 @@ SHAPE_ONLY = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Sq
 _FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Pow": 1.0, "Add": 0.0, "Sub": 0.0}
-"""By operator, the constant operand with which it returns its other input."""
+"""The neutral constant of each operator: with this operand, it returns its other input."""
 
 
 def _same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 4) -> bool:
@@ -541,7 +541,7 @@ def _same_expression(one: ir.Value | None, other: ir.Value | None, depth: int = 
 
 
 def _negation_operand(value: ir.Value) -> ir.Value | None:
-    """Return x where ``value`` is -x, by Neg, by a product with -1 or by 0 - x."""
+    """Return x if ``value`` is -x, written as Neg, as a product with -1 or as 0 - x."""
     node = value.producer()
     if node is None or node.domain:
         return None
@@ -552,7 +552,7 @@ def _negation_operand(value: ir.Value) -> ir.Value | None:
 
 
 def _without_bound(value: ir.Value) -> ir.Value:
-    """Return x where ``value`` is min(x, b), and b is the bound below which an exponential is finite.
+    """Return x if ``value`` is min(x, b), and b is the bound below which an exponential is finite.
 
     :func:`use_stable_forms` writes these bounds: 88 in float32, 709 in float64.
     """
@@ -563,7 +563,7 @@ def _without_bound(value: ir.Value) -> ir.Value:
 
 
 def _without_epsilon(value: ir.Value | None) -> ir.Value | None:
-    """Return the other summand where ``value`` is a sum with a tiny constant, else ``value``."""
+    """Return x if ``value`` is x plus a tiny constant, else ``value``."""
     node = None if value is None else value.producer()
     if node is None or node.domain or node.op_type != "Add":
         return value
@@ -572,7 +572,7 @@ def _without_epsilon(value: ir.Value | None) -> ir.Value | None:
 
 
 def _without_reshaping(value: ir.Value) -> ir.Value:
-    """Return the value before changes of its shape, and before tiny bounds or summands."""
+    """Return the value upstream of nodes that only change its shape or keep it off zero by tiny bounds or summands."""
     for _ in range(MAX_DEPTH):
         node = value.producer()
         if node is None or node.domain or not node.inputs or node.inputs[0] is None:
@@ -597,7 +597,7 @@ def _keeps_layout(node: ir.Node) -> bool:
         return bool(x.dtype and x.dtype.is_floating_point() and node.outputs[0].dtype in _FLOAT_TYPES)
     if node.op_type == "Dropout":
         return len(node.inputs) < 3 or node.inputs[2] is None or number_of(node.inputs[2]) == 0.0
-    if node.op_type == "Transpose":  # it may move axes of size one
+    if node.op_type == "Transpose":  # a Transpose may move axes of size one
         if x.shape is None:
             return False
         order = node.attributes["perm"].as_ints() if "perm" in node.attributes else range(len(x.shape))[::-1]
@@ -607,7 +607,7 @@ def _keeps_layout(node: ir.Node) -> bool:
 
 
 def _clip_bound(node: ir.Node, name: str, position: int) -> float | None:
-    """Return a bound of Clip; None if it is left out. A computed bound counts as the tightest possible."""
+    """Return the bound ``name`` of a Clip; None if it is left out. A computed bound counts as the tightest possible."""
     if name in node.attributes:
         return node.attributes[name].as_float()
     if len(node.inputs) <= position or node.inputs[position] is None:
@@ -617,7 +617,7 @@ def _clip_bound(node: ir.Node, name: str, position: int) -> float | None:
 
 
 def is_row_sum(value: ir.Value, *, of: ir.Value | None) -> bool:
-    """Return True if ``value`` is the sum (or L1 norm) of each row; of ``of``, if that is not None."""
+    """Return True if ``value`` is the sum (or L1 norm) of each row of ``of``, or of any value if ``of`` is None."""
     node = _without_reshaping(value).producer()
     if node is None or node.domain or node.op_type not in ("ReduceL1", "ReduceSum"):
         return False
@@ -639,14 +639,14 @@ def _is_per_row(x: ir.Value | None, axes: Sequence[int], *, flattens: bool = Fal
 
 
 def _is_per_position(x: ir.Value | None, axis: int, flattens: bool) -> bool:
-    """Return True if ``axis`` may be the axis of classes at each position of a row; the data decide later."""
+    """Return True if ``axis`` may hold the classes of each position of a row. The data decide later whether it does."""
     if x is None or x.shape is None or flattens:
         return False
     return len(x.shape) > 2 and axis % len(x.shape) in (1, len(x.shape) - 1)
 
 
 def _reduced_axes(node: ir.Node) -> Sequence[int]:
-    """Return the axes of a reduction; none if they are not constant."""
+    """Return the axes of a reduction; an empty sequence if they are not constant."""
     if "axes" in node.attributes:
         return node.attributes["axes"].as_ints()
     tensor = ir.convenience.get_const_tensor(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] else None

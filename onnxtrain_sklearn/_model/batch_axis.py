@@ -4,11 +4,12 @@
 inputs (:func:`infer_anew`), because the file may declare sizes that hold only for another batch. ``fixed_batch`` lets a
 file of a fixed batch take any number of rows.
 
-Rows meet where one row affects the result of another. :func:`trace_rows` goes through the nodes in order and
-tracks where the rows lie in each value: their axis, and how many elements of that axis belong to one row. ``RULES`` has
-a function per operator that maps these positions from inputs to outputs. It raises :class:`RowsMeet` if the operator
-reduces, sorts, multiplies or moves along the axis of the rows, and :class:`Unknown` if it cannot tell. An operator or a
-setting without a rule is unknown: the caller may try it with numbers (``_training/rows_meet``).
+Rows *meet* at a node if one row of the minibatch affects the result of another. :func:`trace_rows` goes through the
+nodes in order and tracks the *place* of the rows in each value (:class:`Rows`): their axis, and how many elements of
+that axis belong to one row. ``RULES`` has a function for each operator that returns the places in the outputs of a node
+from those in its inputs. It raises :class:`RowsMeet` if the operator reduces, sorts, multiplies or moves along the axis
+of the rows, and :class:`Unknown` if it cannot tell. An operator or a setting without a rule is unknown; the caller may
+then try it with numbers (``_training/rows_meet``).
 
 Numbers that depend on the number of rows, such as results of Shape, are tracked separately: an operator may read them
 as sizes, but not as data, because every row would then depend on how many rows there are.
@@ -31,7 +32,7 @@ from .._ir.shapes import forget_shapes, infer_shapes
 def with_batch(model: ir.Model, batch: int) -> ir.Model:
     """Return a clone whose inputs have ``batch`` rows, with shapes inferred anew.
 
-    A value whose shape cannot be inferred keeps the known one, with ``batch`` in place of the name of the rows.
+    A value whose shape cannot be inferred keeps its declared shape, with ``batch`` as the size of the batch axis.
     """
     fixed, rows = model.clone(), set[str | None]()
     known = {value: value.shape for node in fixed.graph for value in node.outputs if value.shape is not None}
@@ -42,14 +43,14 @@ def with_batch(model: ir.Model, batch: int) -> ir.Model:
             value.shape = ir.Shape([batch, *others])
     infer_anew(fixed)
     for value, shape in known.items():
-        if value.shape is None:  # ONNX cannot infer it, as of operators of other domains, but the file declares it
+        if value.shape is None:  # not inferred, for example after operators of other domains
             sizes = [batch if isinstance(d, ir.SymbolicDim) and d.value and d.value in rows else d for d in shape]
             value.shape = ir.Shape(sizes)
     return fixed
 
 
 def infer_anew(model: ir.Model) -> ir.Model:
-    """Infer all shapes from those of the inputs, in place; declared shapes of computed values are dropped."""
+    """Infer all shapes from those of the inputs, in place; drop the declared shapes of computed values."""
     for value in states_of_known_start(model.graph):
         value.shape = None
     forget_shapes(model.graph)
@@ -59,11 +60,11 @@ def infer_anew(model: ir.Model) -> ir.Model:
 
 
 ROW_LOSSES = "onnxtrain/row_losses"
-"""Key in the ``meta`` of values that hold a loss, or losses, of each row, on the first axis."""
+"""Key in the ``meta`` of values that hold the losses of the rows, with the rows on the first axis."""
 
 
 class Rows(NamedTuple):
-    """Place of the rows in a value: ``axis`` has ``before * N * after`` elements, for N rows.
+    """The place of the rows in a value: the axis ``axis`` has ``before * N * after`` elements, for N rows.
 
     The index of an element on this axis is ``(i * N + row) * after + j``, where i < ``before`` and j < ``after``.
     Reshapes that join or split axes change ``before`` and ``after``.
@@ -75,10 +76,10 @@ class Rows(NamedTuple):
 
 
 Place: TypeAlias = "Rows | None"
-"""Place of the rows in a value; None if the value does not depend on the rows."""
+"""The place of the rows in a value; None if the value does not depend on the rows."""
 
 BATCH = 1_000_003
-"""Stands for a free number of rows: a large prime number, which no other size is."""
+"""The size that stands for a free number of rows: a large prime number, which no other axis has."""
 
 
 class Finding(NamedTuple):
@@ -97,26 +98,26 @@ class Finding(NamedTuple):
 
 
 class RowsMeet(Exception):
-    """Rows meet at a node."""
+    """Raised by a rule if rows meet at a node."""
 
 
 class Unknown(Exception):
-    """The effect of a node on rows is not known."""
+    """Raised by a rule if it cannot tell how a node affects the rows."""
 
 
 def trace_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value], batch: int = 0) -> Finding:
-    """Trace the rows from the inputs to ``ends``, whose first axis must be that of the rows; tell where rows meet.
+    """Return whether and where rows meet between the inputs and ``ends``, whose first axis must be that of the rows.
 
     Parameters
     ----------
     graph : onnx_ir.Graph
-        Its shapes are inferred.
+        A graph with inferred shapes.
     by_row : collection of str
         The inputs whose first axis is that of the rows; the other inputs do not depend on the rows.
     ends : iterable of onnx_ir.Value
         The scores, or the losses of rows.
     batch : int, default=0
-        The number of rows; 0 if it is free: a name in the shapes of these inputs.
+        The number of rows; 0 if it is free, so that the first axis of these inputs has a name instead of a size.
     """
     ends = list(ends)
     upstream, front = set[ir.Node](), list(ends)
@@ -133,7 +134,7 @@ def trace_rows(graph: ir.Graph, by_row: Collection[str], ends: Iterable[ir.Value
             tracer.add(node)
         except RowsMeet:
             return Finding(True, node_label(node))
-        except Unknown:  # go on: at a later node, whose inputs are known, rows may certainly meet
+        except Unknown:  # continue, because rows may certainly meet at a later node whose inputs are known
             unknown = unknown or Finding(False, node_label(node))
     if unknown is not None:
         return unknown
@@ -150,13 +151,13 @@ class Tracer:
     Attributes
     ----------
     places : dict of onnx_ir.Value to Rows or None
-        The places that are known; None for values that do not depend on the rows.
+        The known places; None for a value that does not depend on the rows.
     unknown : set of onnx_ir.Value
-        Values whose place is not known.
+        Values in which the place of the rows is not known.
     counts : set of onnx_ir.Value
         Values that hold numbers computed from the number of rows.
     known : dict of onnx_ir.Value to ndarray
-        Integers in values; elements that are not known are None.
+        The integers in values that hold sizes, as far as they are known; other elements are None.
     batch : int
         The number of rows, or :data:`BATCH`.
     """
@@ -176,7 +177,7 @@ class Tracer:
                 note_constant(self.known, value, value.const_value)
 
     def add(self, node: ir.Node) -> None:
-        """Find the places of the rows in the outputs of a node."""
+        """Find the place of the rows in each output of a node; raise RowsMeet or Unknown."""
         if any(x in self.unknown for x in node.inputs if x is not None):
             self.unknown.update(node.outputs)
             raise Unknown
@@ -237,7 +238,7 @@ class Tracer:
         evaluate(node, self.known)
         found = self.known.get(value)
         if self.batch == BATCH and found is not None and is_complete(found):
-            return  # the sizes of other axes
+            return  # it reads only sizes of other axes
         if value.dtype is None or value.dtype.is_floating_point():
             raise Unknown
         self.counts.update(node.outputs)
@@ -274,7 +275,7 @@ class Tracer:
         return len(sizes)
 
     def sizes(self, value: ir.Value | None) -> list[int | None]:
-        """Return the sizes, with :attr:`batch` for the number of rows."""
+        """Return the sizes of the axes of a value, with :attr:`batch` for the number of rows and None for unknown."""
         found = dims(value)
         if found is None:
             raise Unknown
@@ -284,12 +285,12 @@ class Tracer:
         return sizes
 
     def fixed(self, *values: ir.Value | None) -> None:
-        """Raise Unknown if a value depends on the rows."""
+        """Raise Unknown if any of the values depends on the rows, because the rule is only for fixed operands."""
         if any(self.place(x) is not None for x in values):
             raise Unknown
 
     def integers(self, value: ir.Value | None) -> list[int]:
-        """Return the integers of a value, which must be known."""
+        """Return the integers in a value; raise Unknown if they are not known."""
         array = None if value is None else self.known.get(value)
         if array is None and value is not None:
             array = constant(value)
@@ -305,7 +306,7 @@ class Tracer:
             place = self.place(value)
             if place is not None:
                 found.add(place._replace(axis=place.axis + rank - self.rank(value)))
-        if len(found) > 1:  # rows along two axes: each of one operand meets each of the other
+        if len(found) > 1:  # rows lie along two axes, so each row of one operand meets each row of the other
             raise RowsMeet if len({place.axis for place in found}) > 1 else Unknown
         return next(iter(found), None)
 
@@ -317,7 +318,7 @@ def _along(place: Rows, axes: Iterable[int]) -> None:
 
 
 def _required(place: Place) -> Rows:
-    """Return the place of the rows; raise Unknown if there is none: the rule expects rows in this operand."""
+    """Return a place that must not be None; raise Unknown if it is, because the rule expects rows in this operand."""
     if place is None:
         raise Unknown
     return place
@@ -384,7 +385,7 @@ def _softmax(s: Tracer, node: ir.Node) -> Result:
 
 
 def _over_last_axes(default: int) -> Rule:
-    """Return the rule of normalizations over an axis and all later ones, with scales that do not depend on rows."""
+    """Return the rule for normalizations over an axis and all later axes, with scales that do not depend on rows."""
 
     def rule(s: Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
@@ -396,7 +397,7 @@ def _over_last_axes(default: int) -> Rule:
 
 
 def _along_axis(default: int) -> Rule:
-    """Return the rule of operators that move or combine elements along the axis of an attribute."""
+    """Return the rule for operators that move or combine elements along the axis that an attribute names."""
 
     def rule(s: Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
@@ -417,7 +418,7 @@ def _along_axis_input(s: Tracer, node: ir.Node) -> Result:
 def _batch_normalization(s: Tracer, node: ir.Node) -> Result:
     place = _first_alone(s, node)
     assert isinstance(place, Rows)
-    # as in inference, with stored statistics; in training, the caller knows that statistics mix the rows
+    # Stored statistics do not mix rows. The caller checks for training mode, whose statistics do.
     return [place] + [None] * (len(node.outputs) - 1)
 
 
@@ -443,7 +444,7 @@ def _product(s: Tracer, node: ir.Node) -> Result:
 def _product_of(s: Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
     """Return the place of the rows in a matrix product, whose leading axes are broadcast."""
     left, right, m, n = s.place(a), s.place(b), s.rank(a), s.rank(b)
-    if m == 1 or n == 1:  # a product with a vector, which has no axis beside the one that is summed over
+    if m == 1 or n == 1:  # a vector has only the axis over which the product sums
         if left is not None and (m == 1 or left.axis == m - 1):
             raise RowsMeet
         if right is not None and (n == 1 or right.axis == n - 2):
@@ -454,8 +455,8 @@ def _product_of(s: Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool,
             return left
         row_place = _required(right)
         return row_place._replace(axis=row_place.axis - (row_place.axis == n - 1))
-    # The product sums over the last axis of the left operand and the last but one of the right one; a turned operand
-    # has these two exchanged.
+    # The product sums over the last axis of the left operand and the second to last axis of the right operand. A
+    # transposed operand has its last two axes exchanged.
     rank, found = max(m, n), set[Rows]()
     for place, own, turned, summed in ((left, m, turn_a, 1), (right, n, turn_b, 2)):
         if place is None:
@@ -469,8 +470,8 @@ def _product_of(s: Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool,
     if len(found) > 1:
         raise RowsMeet if len({place.axis for place in found}) > 1 else Unknown
     place = next(iter(found))
-    # Rows of both operands may only lie along a shared leading axis: along one of the last two, each row of one operand
-    # is multiplied by all rows of the other.
+    # If both operands have rows, these must lie along a shared leading axis: along one of the last two axes, each row
+    # of one operand is multiplied by all rows of the other.
     if left is not None and right is not None and place.axis >= rank - 2:
         raise RowsMeet
     return place
@@ -497,7 +498,7 @@ def _transpose(s: Tracer, node: ir.Node) -> Result:
 def _reshape(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     before, after = s.sizes(node.inputs[0]), s.sizes(node.outputs[0])
-    # sizes that shape inference left unknown: 0 copies the size of the data, and a last one follows from the others
+    # Compute sizes that shape inference left unknown: 0 copies the size of the data, and one size follows from others.
     if None in after and operand(node, 1) is not None:
         wanted = s.known.get(operand(node, 1))  # type: ignore[arg-type]
         if wanted is not None and wanted.ndim == 1 and len(wanted) == len(after):
@@ -516,14 +517,14 @@ def _reshape(s: Tracer, node: ir.Node) -> Result:
 def _reshaped(place: Rows, before: list[int | None], after: list[int | None], batch: int) -> Rows:
     """Return the place of the rows in a reshaped value, by the sizes ``before`` and ``after``.
 
-    A reshape keeps the order of elements: those before the rows, those after them, and the rows between.
+    A reshape keeps the order of elements, so the number of elements before and after the rows stays the same.
     """
     if place == Rows(0) and after[:1] == before[:1] == [batch]:
         return place
     if None in before or None in after:
         raise Unknown
     outer = place.before * math.prod((d or 0) for d in before[: place.axis])
-    # The rows lie on the first axis that begins no later than they do and holds all of them in whole blocks.
+    # The rows lie on the first axis that starts no later than the rows and holds all of them in whole blocks.
     for axis, size in enumerate(d or 0 for d in after):
         leading = math.prod(d or 0 for d in after[:axis])
         if leading and outer % leading == 0 and size % (outer // leading * batch) == 0 and size:
@@ -557,7 +558,7 @@ def _squeeze(s: Tracer, node: ir.Node) -> Result:
         axes = [i for i, size in enumerate(s.sizes(x)) if size == 1]
     else:
         axes = [axis % s.rank(x) for axis in _axes_of(s, node)]
-    if place.axis in axes:  # a single row; what follows has no axis of rows
+    if place.axis in axes:  # there is a single row, and the result has no axis of rows
         raise Unknown
     return place._replace(axis=place.axis - sum(axis < place.axis for axis in axes))
 
@@ -585,8 +586,8 @@ def _concat(s: Tracer, node: ir.Node) -> Result:
     places, rank = [s.place(x) for x in node.inputs], s.rank(node.inputs[0])
     axis, found = node.attributes.get_int("axis", 0) % rank, {place for place in places if place is not None}
     if any(place.axis == axis for place in found):
-        # Joined along the axis of the rows: first all rows of one operand, then all of the next. An operand that does
-        # not depend on the rows would put its own between them.
+        # The operands are joined along the axis of the rows: all rows of one operand, then all of the next. An operand
+        # that does not depend on the rows would add other elements between them.
         if None in places or len({place.after for place in found}) > 1 or len({p.axis for p in found}) > 1:
             raise Unknown
         return next(iter(found))._replace(before=sum(place.before for place in places if place is not None))
@@ -609,7 +610,7 @@ def _slice(s: Tracer, node: ir.Node) -> Result:
         starts, ends = (s.integers(operand(node, i)) for i in (1, 2))
         steps = [1] * len(starts) if operand(node, 4) is None else s.integers(operand(node, 4))
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        # Only a slice that keeps all rows leaves each at its place.
+        # A slice along the axis of the rows must keep all rows.
         if axis % rank == place.axis and not (start == 0 and step == 1 and end >= 2**31 - 1):
             raise RowsMeet
     return place
@@ -618,11 +619,11 @@ def _slice(s: Tracer, node: ir.Node) -> Result:
 def _gather(s: Tracer, node: ir.Node) -> Result:
     data, indices = node.inputs[:2]
     axis, own, read = node.attributes.get_int("axis", 0) % s.rank(data), s.place(data), s.place(indices)
-    if own is None:  # a table for all rows, such as an embedding: the axes of the indices take the place of its axis
+    if own is None:  # a table for all rows, such as an embedding: the axes of the indices replace its axis
         place = _required(read)
         return place._replace(axis=axis + place.axis)
     _along(own, [axis])
-    if read is not None:  # each row of indices selects from every row of the data
+    if read is not None:  # any row of the indices may select from any row of the data
         raise Unknown
     return own._replace(axis=own.axis + (s.rank(indices) - 1 if axis < own.axis else 0))
 
@@ -642,7 +643,7 @@ def _gather_nd(s: Tracer, node: ir.Node) -> Result:
     data, indices, shared = s.of(node, 0), s.of(node, 1), node.attributes.get_int("batch_dims", 0)
     if data is None and indices is not None and indices.axis < s.rank(node.inputs[1]) - 1 and not shared:
         return indices
-    if data is not None and data.axis < shared and indices in (None, data):  # each row selects from itself
+    if data is not None and data.axis < shared and indices in (None, data):  # each row selects from its own elements
         return data
     raise Unknown
 
@@ -696,10 +697,10 @@ def _einsum(s: Tracer, node: ir.Node) -> Result:
     for term, x in zip(operands.split(","), node.inputs, strict=True):
         if (place := s.place(x)) is not None:
             found.add((term[place.axis], place._replace(axis=0)))
-    if len(found) > 1:  # rows under two letters: all pairs of them
+    if len(found) > 1:  # rows under two letters: the result has all pairs of rows
         raise RowsMeet
     letter, place = found.pop()
-    # A letter that the result lacks is summed over; one that a term has twice takes a diagonal.
+    # Einsum sums over a letter that the result lacks, and takes a diagonal along a letter that a term has twice.
     if letter not in result or any(term.count(letter) > 1 for term in operands.split(",")):
         raise RowsMeet
     return place._replace(axis=result.index(letter))
@@ -708,7 +709,7 @@ def _einsum(s: Tracer, node: ir.Node) -> Result:
 def _dynamic_quantize(s: Tracer, node: ir.Node) -> Result:
     """Follow DynamicQuantizeLinear: its range is that of all rows, but such rounding does not count as meeting.
 
-    Padding repeats rows, which does not change the range.
+    Such rounding does not count as rows that meet. Padding repeats rows, which does not change the range.
     """
     return [_required(s.of(node, 0)), None, None]
 
@@ -716,7 +717,7 @@ def _dynamic_quantize(s: Tracer, node: ir.Node) -> Result:
 def _triangle(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
-    if place.axis >= s.rank(node.inputs[0]) - 2:  # what is left of a row would depend on its number
+    if place.axis >= s.rank(node.inputs[0]) - 2:  # the elements that remain of a row would depend on its index
         raise Unknown
     return place
 
@@ -730,7 +731,7 @@ def _loss_of_rows(s: Tracer, node: ir.Node) -> Result:
 
 def _distances(s: Tracer, node: ir.Node) -> Result:
     left, right = s.of(node, 0), s.of(node, 1)
-    if left is not None and right is not None:  # the distance of each row to each other one
+    if left is not None and right is not None:  # the distances between all pairs of rows
         raise RowsMeet
     if any(place not in (None, Rows(0)) for place in (left, right)):
         raise Unknown
@@ -741,7 +742,7 @@ def _compress(s: Tracer, node: ir.Node) -> Result:
     """Follow Compress, which keeps elements by a condition."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
-    if "axis" not in node.attributes:  # it flattens the data, and keeps more elements of some rows than of others
+    if "axis" not in node.attributes:  # Compress flattens, and may keep more elements of some rows
         raise RowsMeet
     _along(place, [node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])])
     return place
@@ -797,7 +798,7 @@ _SIZE_OPERANDS: Mapping[str, Collection[int]] = {
     "OneHot": (1,),
     "Range": (0, 1, 2),
 }
-"""The operands that operators read as sizes."""
+"""The positions of operands that are sizes, by operator."""
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, lambda s, node: s.aligned(node, node.inputs)),
@@ -844,4 +845,4 @@ RULES: Mapping[str, Rule] = {
     "Unsqueeze": _unsqueeze,
     "Tile": _tile,
 }
-"""By operator, functions that map the places of the rows in the inputs of a node to those in its outputs."""
+"""For each operator, the function that returns the places of the rows in the outputs of a node."""

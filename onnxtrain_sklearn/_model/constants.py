@@ -1,9 +1,9 @@
 """Store the weights of a user's file as float initializers of its main graph.
 
 Files also hold weights in Constant nodes, in the bodies of If, Loop and Scan, in float16 before a Cast, and in integers
-before a DequantizeLinear. :func:`store_weights` and :func:`dequantize` move them, in place; the result of the graph
-stays the same. :func:`verdicts` then asks ``roles`` which constants are weights. :func:`narrow_weights` and
-:func:`quantized_nodes` list the weights and nodes that are left, for messages.
+before a DequantizeLinear. :func:`store_weights` and :func:`dequantize` move these weights, in place, without changing
+the results of the graph. :func:`verdicts` then asks ``roles`` which constants are weights. :func:`narrow_weights` and
+:func:`quantized_nodes` list weights and nodes that cannot be trained, for messages.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def store_weights(graph: ir.Graph) -> None:
 def dequantize(model: ir.Model) -> bool:
     """Replace integer constants and their DequantizeLinear by float arrays, in place; return True if there were any.
 
-    The standard defines these numbers; some releases of onnxruntime compute with integers instead.
+    The floats are those that the ONNX standard defines. Some releases of onnxruntime compute with integers instead.
     """
     graph, changed = model.graph, False
     for node in every_node(graph):
@@ -77,7 +77,7 @@ def dequantize(model: ir.Model) -> bool:
         if scale.dtype not in TRAINED_TYPES.values():
             continue
 
-        # One scale and zero point for all integers, or one for each place along an axis.
+        # There is one scale and zero point for all integers, or one for each index along an axis.
         axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
         along = -x.ndim <= axis < x.ndim and x.shape[axis] == scale.size
         if not (scale.size == 1 or along) or any(one.size != scale.size for one in zero):
@@ -154,7 +154,7 @@ def rounded(value: ir.Value) -> bool:
 def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
     """Return the tensor of a constant.
 
-    onnx_ir's own function renames the tensor, which is shared with the model that the user holds.
+    onnx_ir's own function would rename the tensor, which is shared with the user's model.
     """
     node = value.producer()
     if node is None or node.op_type != "Constant" or node.domain:
@@ -168,7 +168,7 @@ def tensor_of(value: ir.Value) -> ir.TensorProtocol | None:
 
 
 def _store_weight(graph: ir.Graph, value: ir.Value, array: np.ndarray, name: str | None = None) -> None:
-    """Replace ``value`` by an initializer of the main graph, with a name that no other value has, in bodies neither."""
+    """Replace ``value`` by an initializer of the main graph, with a name that is unique in the graph and its bodies."""
     own = [v for g in _with_bodies(graph) for v in (*g.inputs, *g.initializers.values())]
     made = (v for node in every_node(graph) for v in node.outputs)
     others = Names(v.name for v in (*own, *made) if v is not value and v.name)
@@ -184,7 +184,7 @@ def _with_bodies(graph: ir.Graph) -> list[ir.Graph]:
 
 
 def _constant_values(graph: ir.Graph) -> list[ir.Value]:
-    """Return the outputs of the Constant nodes with dense tensors of numbers; onnx_ir reads no others."""
+    """Return the outputs of Constant nodes that hold dense tensors of numbers, the only ones that onnx_ir reads."""
     nodes = [n for n in every_node(graph) if n.op_type == "Constant" and not n.domain]
     return [n.outputs[0] for n in nodes if set(n.attributes) <= {"value", "value_float", "value_floats"}]
 

@@ -1,8 +1,9 @@
 """Inputs of a given graph that are not rows, and rows on another axis than the first.
 
-All other modules take for granted that every input has a row for each sample, on its first axis. A file may differ:
-:func:`bind_constants` stores inputs that are the same in every call in the graph, and :func:`move_rows_first` lets the
-graph begin and end with transpositions. Both edit a graph right after it is read. :func:`in_layout_of_file` removes
+All other modules assume that every input has a row for each sample, on its first axis. A file may differ.
+:func:`bind_constants` stores inputs that are the same in every call as constants of the graph, and
+:func:`move_rows_first` inserts transpositions at the start and end of the graph. Both edit a graph right after it is
+read. :func:`in_layout_of_file` removes
 these transpositions from a graph that is exported.
 """
 
@@ -24,11 +25,11 @@ from .batch_axis import infer_anew
 from .roles import CONSTANT_INPUT
 
 Axes = int | Mapping[str, int]
-"""The axis of the rows of all inputs and outputs, or of some by name; of the others it is the first one."""
+"""The axis of the rows: one number for all inputs and outputs, or numbers by name, with 0 for all other names."""
 
 
 def axis_of(axes: Axes, name: str) -> int:
-    """Return the axis of the rows of an input or output of a file."""
+    """Return the axis that holds the rows in the input or output ``name`` of a file."""
     return axes.get(name, 0) if isinstance(axes, Mapping) else axes
 
 
@@ -36,10 +37,10 @@ def axis_of(axes: Axes, name: str) -> int:
 
 
 def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes) -> None:
-    """Replace inputs by initializers, in place; they are marked as constants, which are never taken for weights.
+    """Replace inputs by initializers, in place, and mark them as constants, which are never trained.
 
-    An If whose condition depends on them alone becomes the nodes of its branch, so that the weights of the other one
-    are none of the graph. Raise ModelError if an array does not suit its input.
+    An If whose condition depends only on such constants is replaced by the nodes of the chosen branch, so that the
+    graph has no weights of the other branch. Raise ModelError if an array does not fit its input.
     """
     if not constants:
         return
@@ -78,7 +79,7 @@ def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes) ->
                 graph.outputs[i] = copy
         replace_by_initializer(graph, value, array, name)
         graph.initializers[name].metadata_props[CONSTANT_INPUT] = "1"
-    for value in by_row:  # their axes of the same name have these sizes
+    for value in by_row:  # axes with the names of the bound axes now have their sizes
         if value.shape is not None:
             value.shape = ir.Shape([_bound(d, sizes) for d in value.shape])
     _infer(model)
@@ -87,7 +88,7 @@ def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes) ->
 
 
 def _infer(model: ir.Model) -> None:
-    """Infer shapes anew; an output whose shape cannot be inferred keeps that which the file declares."""
+    """Infer all shapes anew; an output whose shape cannot be inferred keeps its declared shape."""
     declared = {value: value.shape for value in model.graph.outputs}
     infer_anew(model)
     for value, shape in declared.items():
@@ -107,7 +108,7 @@ def _name_of_axis(value: ir.Value, axis: int) -> str | None:
 
 
 def _array_for(value: ir.Value, given: Any) -> np.ndarray:
-    """Return a constant in the type and shape that an input declares."""
+    """Return the user's constant as an array of the input's type and shape; raise ModelError if it does not fit."""
     what = f"constant_inputs[{value.name!r}]"
     if value.dtype is None or not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.STRING:
         raise ModelError(f"{what}: this input is no tensor of numbers ({value.type}), which alone can be constant.")
@@ -126,7 +127,7 @@ def _array_for(value: ir.Value, given: Any) -> np.ndarray:
         return result
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
     if result.size == 1 and all(d in (1, None) for d in shape):
-        return result.reshape([1] * len(shape))  # a number, whichever axes of size one the input has
+        return result.reshape([1] * len(shape))  # a single number fits any axes of size one
     fits = len(shape) == result.ndim and all(d in (n, None) for d, n in zip(shape, result.shape, strict=True))
     if not fits:
         kind = "a single number" if not shape else f"the shape {tuple(_shown(value))}"
@@ -135,7 +136,7 @@ def _array_for(value: ir.Value, given: Any) -> np.ndarray:
 
 
 def constant_for_file(given: Any, dtype: Any, rank: int) -> np.ndarray:
-    """Return a constant as the file takes it, after :func:`bind_constants` has checked it."""
+    """Return a constant that :func:`bind_constants` has checked in the type and rank of the file's input."""
     array = np.asarray(given.toarray() if sp.issparse(given) else given).astype(dtype)
     return array.reshape([1] * rank) if array.size == 1 else array
 
@@ -155,9 +156,9 @@ def _require_known(what: str, given: Iterable[str], known: Mapping[str, object],
 
 
 def move_rows_first(model: ir.Model, axes: Axes) -> dict[str, int]:
-    """Move the axis of the rows to the front of inputs and outputs, in place; return the axes that moved, by name.
+    """Move the axis of the rows to the front in inputs and outputs, in place; return the moved axes by name.
 
-    Inputs and outputs keep their names; transpositions connect them with the values of the file.
+    Inputs and outputs keep their names. Transpositions connect them with the original values of the file.
     """
     graph = model.graph
     if isinstance(axes, Mapping):
@@ -212,10 +213,10 @@ def _inverse(order: Sequence[int]) -> list[int]:
 
 
 def in_layout_of_file(model: ir.Model, layout: Mapping[str, int]) -> ir.Model:
-    """Give inputs and outputs the order of axes of the file, in place; return the model.
+    """Restore the file's order of axes in inputs and outputs, in place; return the model.
 
-    ``layout`` are the axes that :func:`move_rows_first` returned. Outputs that the file lacks, such as labels, keep the
-    rows first.
+    ``layout`` holds the axes that :func:`move_rows_first` returned. Outputs that the file lacks, such as labels, keep
+    the rows on the first axis.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="in_file")

@@ -1,7 +1,7 @@
 """Run two graphs on the same inputs and compare their outputs: a file as given, and the graph made from it.
 
-Reading, converting and rewriting may go wrong, but the file itself, in its own opset and with its own functions, is
-right. :func:`plain_session` runs it in onnxruntime without optimizations, on rows of the data or on
+Reading, converting and rewriting may go wrong, so the file itself, in its own opset and with its own functions, is the
+reference. :func:`plain_session` runs it in onnxruntime without optimizations, on rows of the data or on
 :func:`random_feeds`. :func:`compare_outputs` compares its outputs with those of the graph, and
 :func:`first_difference` names the first value that differs. A file that draws random numbers (:func:`draws`) cannot be
 compared; Dropout and BatchNormalization in training mode are first switched off (:func:`in_predicting_form`).
@@ -51,9 +51,9 @@ Feeds = Mapping[str, np.ndarray]
 
 
 class PlainSession:
-    """A graph on the CPU, without the optimizations of onnxruntime.
+    """A session that runs a graph on the CPU without onnxruntime's optimizations.
 
-    Raises ModelError if onnxruntime does not load it.
+    The constructor raises ModelError if onnxruntime does not load the graph.
     """
 
     def __init__(self, proto: onnx.ModelProto) -> None:
@@ -61,7 +61,7 @@ class PlainSession:
         self._session = sessions.create_session(proto.SerializeToString(), resolve_device(), options=_PLAIN)
 
     def run(self, names: Sequence[str], feeds: Feeds) -> list[np.ndarray] | None:
-        """Return outputs, or None if the graph does not run; feeds for inputs that it lacks are ignored."""
+        """Return the outputs ``names``, or None if the graph does not run; ignore feeds for inputs that it lacks."""
         own = {value.name for value in self.proto.graph.input}
         try:
             found = sessions.run_session(self._session, names, {n: x for n, x in feeds.items() if n in own})
@@ -71,11 +71,11 @@ class PlainSession:
 
 
 def plain_session(proto: onnx.ModelProto) -> PlainSession | None:
-    """Return a session of a file as it is; None if the installed onnxruntime does not load it."""
+    """Return a session for the unchanged graph of a file; None if the installed onnxruntime does not load it."""
     if proto.ByteSize() > LARGEST:
         return None
     try:
-        # given an empty list of axes, onnxruntime reduces over all axes, against the standard
+        # For an empty list of axes, onnxruntime reduces over all axes, which violates the standard.
         return PlainSession(_with_plain_ends(without_empty_reductions(proto)))
     except ModelError:
         return None
@@ -167,7 +167,7 @@ def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | 
 
 
 def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
-    """Return inputs moved by 1e-6 of their size, to measure the effect of rounding; whole numbers stay exact."""
+    """Return floats changed by a factor of about 1e-6, to measure the effect of rounding; integers do not change."""
     rng, result = np.random.RandomState(0), dict(feeds)
     for name, array in feeds.items():
         if array.dtype.kind == "f":
@@ -177,7 +177,7 @@ def moved_feeds(feeds: Feeds) -> dict[str, np.ndarray]:
 
 
 def drawn_input(value: onnx.ValueInfoProto, rows: int) -> np.ndarray:
-    """Return zeros or empty strings, for an input that the compared outputs do not depend on."""
+    """Return zeros or empty strings for ``rows`` rows of an input on which the compared outputs do not depend."""
     kind = value.type.tensor_type
     sizes = [d.dim_value if d.dim_value > 0 else FREE_SIZE for d in kind.shape.dim]
     if sizes and kind.shape.dim[0].dim_value <= 0:
@@ -200,7 +200,7 @@ def draws(proto: onnx.ModelProto) -> bool:
 
 
 def in_predicting_form(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """Return a file with Dropout and BatchNormalization in inference mode, and a phrase for the parts left out.
+    """Return a file with Dropout and BatchNormalization in inference mode, and a phrase for the operators switched off.
 
     The phrase is empty if nothing was changed.
     """
@@ -234,7 +234,7 @@ def _takes_statistics(node: onnx.NodeProto) -> bool:
 
 
 def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with inputs and outputs of float32 instead of bfloat16, for which NumPy has no type."""
+    """Return a model with float32 instead of bfloat16 inputs and outputs, because NumPy has no bfloat16."""
     inputs, outputs = (
         {value.name for value in values if value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16}
         for values in (inputs_of(proto), proto.graph.output)
@@ -291,7 +291,7 @@ def _is_numeric(*values: Any) -> bool:
 
 
 def _with_outputs(proto: onnx.ModelProto, names: Mapping[str, Any]) -> onnx.ModelProto:
-    """Return the graph with more values among its outputs; onnxruntime infers their types."""
+    """Return the graph with the values ``names`` as further outputs; onnxruntime infers their types."""
     result = deepcopy(proto)
     shown = {value.name for value in result.graph.output}
     for name in names:

@@ -1,8 +1,8 @@
-"""Replace, cut off and join the ends of a graph: new heads, the frozen part, joined outputs.
+"""Replace the last layer of a graph by a new head, split off the frozen part, or join outputs.
 
-:func:`graph_of_features` cuts a graph before its last layer, or at a tensor that the user names, and :func:`with_head`
-puts a linear layer of zeros there, in the float types that :func:`types_of_head` finds in the file: fine-tuning on
-other targets. :func:`frozen_part` splits off the nodes that depend on no trained weight, so that fine-tuning computes
+For fine-tuning on other targets, :func:`graph_of_features` cuts a graph before its last layer, or at a tensor that the
+user names. :func:`with_head` appends a linear layer of zeros, in the float types that :func:`types_of_head` finds in
+the file. :func:`frozen_part` splits off the nodes that depend on no trained weight, so that fine-tuning computes
 their results once for all rows. :func:`join_outputs` joins several outputs for one loss.
 """
 
@@ -25,11 +25,11 @@ from .modes import is_random
 from .precision import TYPES_OF_FILE
 
 FEATURES_OUTPUT = "features"
-"""Name of the output with the features, where a tensor has more than two axes."""
+"""Name of the output with the flattened features, if the features have more than two axes."""
 
 
 KEEPS_NUMBERS = frozenset({"Cast", "Flatten", "Identity", "Reshape"})
-"""Operators that may follow the last layer, because they change no number."""
+"""Operators that may follow the last layer, because they only change the shape or type."""
 
 
 LISTED = 8
@@ -38,7 +38,7 @@ LISTED = 8
 
 @dataclass(frozen=True)
 class HeadTypes:
-    """Narrow types that a new head takes over from the file, of weights and output; None for the type of the graph."""
+    """The types of a new head's weights and output, if the file has float16 or bfloat16 there; else None."""
 
     weights: str | None = None
     output: str | None = None
@@ -58,7 +58,7 @@ def types_of_head(model: ir.Model, output: str | None) -> HeadTypes:
 
 
 def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | None = None) -> tuple[ir.Model, str]:
-    """Return a graph that ends in the features of a new head, (N, n_features), and the name of its output.
+    """Return a graph whose output is the features for a new head, (N, n_features), and the name of this output.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
 def with_head(
     model: ir.Model, features: str, n_features: int, n_scores: int, types: HeadTypes
 ) -> tuple[ir.Model, tuple[str, str]]:
-    """Return the graph with a linear layer of zeros on the features, and the names of its weights and its bias."""
+    """Return the graph with a linear layer of zeros after the features, and the names of its weights and bias."""
     model = model.clone()
     graph, taken = model.graph, names_of(model.graph)
     output = next(v for v in graph.outputs if v.name == features)
@@ -126,7 +126,7 @@ def _first_float(graph: ir.Graph) -> ir.Value:
 
 
 def _last_layer(final: ir.Value) -> ir.Node | None:
-    """Return the node that multiplies by the weights of the last layer; None if it is not certain."""
+    """Return the node that multiplies by the weights of the last layer; None if it cannot be found for certain."""
     activation = activation_of(final)
     value: ir.Value | None = final if activation is None else activation.base
     node = None if value is None else _computing_node(value)
@@ -138,7 +138,7 @@ def _last_layer(final: ir.Value) -> ir.Node | None:
 
 
 def _computing_node(value: ir.Value) -> ir.Node | None:
-    """Return the node that computes the numbers of a value, before casts, reshapes and roundings."""
+    """Return the node that computes the numbers of a value, upstream of casts, reshapes and roundings."""
     node = value.producer()
     while node is not None and (node.op_type in KEEPS_NUMBERS or is_fake(node)) and node.inputs[0] is not None:
         node = node.inputs[0].producer()
@@ -146,7 +146,7 @@ def _computing_node(value: ir.Value) -> ir.Node | None:
 
 
 def _stored_weight(value: ir.Value | None) -> ir.Value | None:
-    """Return the stored value that ``value`` is, possibly cast or rounded; None if it is computed."""
+    """Return the initializer from which ``value`` is read, possibly by a cast or rounding; None if it is computed."""
     value = None if value is None else before_rounding(value)
     node = None if value is None else value.producer()
     while node is not None and node.op_type == "Cast" and node.inputs[0] is not None:
@@ -156,7 +156,7 @@ def _stored_weight(value: ir.Value | None) -> ir.Value | None:
 
 
 def _may_be_features(value: ir.Value) -> bool:
-    """Return True if a value is computed, holds floats and is no intermediate step of a rounding."""
+    """Return True if a new head can read ``value``: it is computed, holds floats and is no step of a rounding."""
     node = value.producer()
     return is_float(value) and not is_within_fakes(value) and node is not None and node.op_type != "Constant"
 
@@ -169,19 +169,19 @@ def _listing(graph: ir.Graph) -> str:
 
 
 MOST_VALUES = 4
-"""Most values at which a graph is cut; each one is computed and stored for all rows."""
+"""Most values at which a graph is cut, because each value is computed and stored for all rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class FrozenPart:
-    """A graph in two parts.
+    """A graph in two parts, of which only the second depends on trained weights.
 
     Attributes
     ----------
     first : onnx_ir.Model
-        Computes the values at which the graph is cut from the inputs of the graph; they are its outputs.
+        Computes the values at which the graph is cut, its outputs, from the inputs of the graph.
     second : onnx_ir.Model
-        Computes the scores; these values are among its inputs.
+        Computes the scores from the values at the cut and other inputs of the graph.
     """
 
     first: ir.Model
@@ -191,9 +191,9 @@ class FrozenPart:
 def frozen_part(
     model: ir.Model, scores: str, trained: Collection[str], weights: Mapping[str, np.ndarray]
 ) -> FrozenPart | None:
-    """Return the graph in two parts, cut where trained weights begin; None if nothing can be computed once.
+    """Return the graph in two parts, cut where trained weights begin; None if no value is worth precomputing.
 
-    ``trained`` names the trained weights; ``weights`` holds the current values of the others.
+    ``trained`` names the trained weights; ``weights`` holds the current values of the frozen weights.
     """
     # Cut at the values that are computed from the data alone and read by nodes that depend on trained weights.
     of_data = set(model.graph.inputs)
@@ -207,7 +207,7 @@ def frozen_part(
         elif not of_data.isdisjoint(read):
             of_data.update(node.outputs)
     names = list(cut)
-    # random numbers differ from step to step
+    # random numbers change in each step, so they cannot be precomputed
     if not 0 < len(names) <= MOST_VALUES or any(is_random(node) for node in model.graph.all_nodes()):
         return None
     first, second = model.clone(), model.clone()

@@ -1,6 +1,7 @@
-"""From scores to predictions: links, the tasks that choose them, and scores with a further axis.
+"""Links from scores to predictions, and scores with an axis of positions or ensemble members.
 
-:func:`apply_link` emits the predictions of a :data:`LINKS` name. A loss names its link; the inference graph applies it.
+:func:`apply_link` emits the predictions for a link in :data:`LINKS`. A loss names its link; the inference graph applies
+it.
 A loss and a link see matrices (N, k). Scores may have one more axis: positions within a row (the words of a text, the
 pixels of an image; :class:`Positions`) or members of an ensemble in one graph (:func:`rows_of_members`). The functions
 below reshape these scores to rows, and bring the results of the rows back together.
@@ -27,7 +28,7 @@ TargetScaling: TypeAlias = Literal["standard", "mean"]
 
 
 def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
-    """Emit the predictions of scores of the shape (N, k); for prediction only, not to be differentiated.
+    """Emit the predictions for scores of shape (N, k). They are not meant to be differentiated.
 
     "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several columns are
     divided by their sum, and if that is 0 all classes are equally likely. "ordinal" gives the probabilities of k + 1
@@ -90,25 +91,25 @@ def row_sum(op: GraphBuilder, x: ir.Value) -> ir.Value:
 
 
 def split_columns(op: GraphBuilder, value: ir.Value, groups: Sequence[int]) -> list[ir.Value]:
-    """Emit the columns of each group, in order."""
+    """Emit the columns of each group as a separate value; ``groups`` are their numbers of columns."""
     ends = np.cumsum(groups).tolist()
     return [op.Slice(value, [end - size], [end], [1]) for size, end in zip(groups, ends, strict=True)]
 
 
-# Positions. Besides the axes of the positions, the scores of a row have an axis of classes, the last or the first. Loss
-# and labels have one row per position: (N * positions, k).
+# Positions. The scores of a row have the axes of the positions and an axis of classes, which is the last or the first.
+# For loss and labels, each position becomes a row: (N * positions, k).
 
 
 @dataclass(frozen=True)
 class Positions:
-    """The axes of scores at each position.
+    """The axes of the scores of rows with a label for each position.
 
     Attributes
     ----------
     rank : int
         Number of axes of the positions.
     axis : {1, -1}
-        Axis of the classes in the scores; scores may lack it if there is one per position.
+        Axis of the classes in the scores; they may lack it if each position has one score.
     """
 
     rank: int
@@ -151,7 +152,7 @@ def as_position_rows(
 def position_weights(op: GraphBuilder, y: ir.Value, label_weights: tuple[float, ...]) -> ir.Value:
     """Emit the share of each position in its row, in proportion to the weight of its label; label -1 has weight 0.
 
-    In rows whose weights are all 0, so are the shares.
+    If all weights of a row are 0, all its shares are 0.
     """
     table = np.array([*label_weights, 0.0], op.dtype.numpy())  # the index -1 is the last
     own = op.Gather(table, y)
@@ -177,7 +178,7 @@ def rows_of_members(op: GraphBuilder, scores: ir.Value, members: int, n_scores: 
 
 
 def repeated_rows(op: GraphBuilder, values: ir.Value, members: int, columns: int | None) -> ir.Value:
-    """Emit each row of (N, columns), or each number of (N,) where ``columns`` is None, once per member."""
+    """Emit each row of (N, columns) once per member; if ``columns`` is None, each number of (N,)."""
     row = [] if columns is None else [columns]
     wide = op.Expand(op.Unsqueeze(values, axes=[1]), [1, members, *[1] * len(row)])
     return op.Reshape(wide, [-1, *row])
@@ -213,7 +214,7 @@ def _mean_log_odds(op: GraphBuilder, scores: ir.Value) -> ir.Value:
 
 
 def _mean_margin(link: Link) -> Callable[[GraphBuilder, ir.Value], ir.Value]:
-    """Return the mean for links that are ``(s + 1) / 2`` of scores in [-1, 1]."""
+    """Return the function that averages members for a link that is ``(s + 1) / 2`` of scores in [-1, 1]."""
     return lambda op, scores: op.Sub(op.Mul(_mean(op, apply_link(op, link, scores)), 2.0), 1.0)
 
 

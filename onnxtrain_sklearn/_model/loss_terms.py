@@ -21,7 +21,7 @@ from .batch_axis import ROW_LOSSES
 from .links import Link, Task, row_sum, split_columns
 
 _NORMALIZED = "normalized"
-"""Key in the ``meta`` of row weights that are divided by their sum already: :func:`as_normalized` marks them."""
+"""Key in the ``meta`` of row weights that sum to 1 already, which :func:`as_normalized` marks."""
 
 
 LEAST_TOTAL = float(np.finfo(np.float32).tiny)
@@ -53,8 +53,8 @@ def append_loss(
     their loss is finite; with the link "exp", if their scores and targets are finite.
 
     ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
-    With ``ignores``, labels whose targets are -1 do not count: the loss of a row is the mean over its other labels, or
-    0 if there are none.
+    With ``ignores``, labels with the target -1 are ignored: the loss of a row is the mean over its other labels, or 0
+    if there are none.
     """
     rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, ignores=ignores)
     return weighted_row_mean(op, rows, sample_weight, columns)
@@ -89,7 +89,7 @@ def append_pairwise_loss(
     score predicts j. ``y`` (N,) holds class indices. The loss of a row is the mean of the binary losses of the
     ``n_classes - 1`` pairs that contain its class: each binary classifier is trained on the rows of its two classes.
     """
-    # tables by class and pair: is the class the second of the pair, and is it in the pair at all
+    # Tables by class and pair: whether the class is the second of the pair, and whether it is in the pair.
     pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
     second = op.Gather(pairs[:, 1] == classes, y)
     member = op.Gather((pairs[:, 0] == classes) | (pairs[:, 1] == classes), y)
@@ -115,9 +115,9 @@ def weighted_row_mean(op: GraphBuilder, rows: ir.Value, sample_weight: ir.Value,
 
 
 def as_normalized(op: GraphBuilder, column: ir.Value, batch: int) -> ir.Value:
-    """Return normalized weights of rows, a ``column`` (N, 1) whose sum is 1, as row weights (N,).
+    """Return a ``column`` (N, 1) of row weights whose sum is 1 as a vector (N,), marked as normalized.
 
-    :func:`weighted_row_mean` recognizes them and multiplies by the column, without a sum and a division in each step.
+    :func:`weighted_row_mean` recognizes the mark and multiplies by the column, without a sum and a division per step.
     """
     weights = op.Reshape(column, [batch])
     weights.meta[_NORMALIZED] = True
@@ -131,12 +131,12 @@ def append_penalty(op: GraphBuilder, weights: ir.Value, *, alpha: float, l1_rati
 
 
 def penalty_factors(alpha: float, l1_ratio: float) -> tuple[float, float]:
-    """Return the factors of the sum of squares and of the sum of absolute values in the penalty."""
+    """Return two factors in the penalty: that of the sum of squares, and that of the sum of absolute values."""
     return 0.5 * alpha * (1.0 - l1_ratio), alpha * l1_ratio
 
 
 def weighted_penalty(op: GraphBuilder, weights: ir.Value, squares: Operand, absolutes: Operand) -> ir.Value:
-    """Emit the penalty with factors of the sum of squares and of the sum of absolute values, if not None."""
+    """Emit the penalty: ``squares`` times the sum of squares plus ``absolutes`` times the sum of absolute values."""
     square = op.Mul(op.ReduceSum(op.Mul(weights, weights), keepdims=False), squares)
     if absolutes is None:
         return square
@@ -156,8 +156,8 @@ def _losses_of_rows(
 ) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
     if ignores:
-        # The mean of each row over the labels that count. For the others, whose targets are -1, the loss gets scores
-        # and targets of 0, so that it is finite.
+        # Take the mean of each row over the labels that are not ignored. For ignored labels, whose targets are -1, set
+        # scores and targets to 0, so that the loss is finite.
         counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
         scores, y = op.Mul(scores, counted), op.Mul(y, counted)
         find = _group_losses if groups else _row_losses
@@ -208,7 +208,7 @@ def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, 
 def _group_losses(
     op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link, groups: Sequence[int]
 ) -> tuple[ir.Value, int]:
-    """Return the losses of the labels, one column each, computed from the columns of the label."""
+    """Return a column of losses for each label, computed from the label's columns, and the number of labels."""
     parts = []
     for own, true in zip(*(split_columns(op, value, groups) for value in (scores, y)), strict=True):
         rows, columns = _row_losses(op, loss, own, true, link)
@@ -228,15 +228,15 @@ def class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def quadratic_then_linear(op: GraphBuilder, x: ir.Value, bound: float) -> ir.Value:
-    """Emit ``x²`` for ``x <= bound`` and its tangent beyond, as ``c (2 x - c)`` with ``c = min(x, bound)``; x >= 0.
+    """Emit ``x²`` for ``0 <= x <= bound`` and its tangent for larger x, as ``c (2 x - c)`` with ``c = min(x, bound)``.
 
-    The derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c`` at ``x = bound`` too, whatever an engine takes for dc/dx there.
+    At ``x = bound`` the derivative ``2 c + 2 (x - c) dc/dx`` is ``2 c``, whichever value an engine takes for dc/dx.
     """
     smaller = op.Min(x, bound)
     return op.Mul(smaller, op.Sub(op.Mul(x, 2.0), smaller))
 
 
-# Marks of one-hot values. Their rows sum to one, so that the gradient of a log-likelihood needs no sum over classes.
+# Mark one-hot values. Their rows sum to one, so the gradient of a log-likelihood needs no sum over classes.
 
 
 _ONE_HOT = "onnxtrain/one_hot"

@@ -3,10 +3,10 @@
 :func:`in_training_mode` and :func:`inference_form` return the two forms. A BatchNormalization that the exporter folded
 into another node cannot be restored: :func:`folded_normalizations` reports it.
 
-A BatchNormalization in training mode updates its running statistics. They must be initializers that are no operands of
-other nodes: :func:`separate_running_statistics` and :func:`separate_stored_statistics` make them so when a graph is
-read. :func:`follow_torch` makes the update that of PyTorch. Random nodes draw in training; in the inference form,
-:func:`replace_random` replaces their numbers by the mean, or refuses.
+A BatchNormalization in training mode updates its running statistics. No other node may read these initializers:
+:func:`separate_running_statistics` and :func:`separate_stored_statistics` separate them when a graph is read.
+:func:`follow_torch` changes the update to PyTorch's. Random nodes draw numbers in training; in the inference form,
+:func:`replace_random` replaces the numbers by their mean, or raises if that is not exact.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_OPSETS = {"BatchNormalization": 14, "Dropout": 12}
 
 
 _FOLDING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-"""Products into which exporters fold a BatchNormalization."""
+"""Operators of products into which exporters fold a BatchNormalization."""
 
 
 def in_training_mode(model: ir.Model) -> ir.Model:
@@ -53,7 +53,7 @@ def in_training_mode(model: ir.Model) -> ir.Model:
     graph, nodes = result.graph, list[ir.Node]()
     for node in every_node(graph):
         if not node.domain and node.op_type in _FIRST_OPSETS and not _trains(node):
-            mode = operand(node, 2)  # one that the graph computes stays
+            mode = operand(node, 2)  # a mode that the graph computes does not change
             if node.op_type == "BatchNormalization" or mode is None or constant(mode) is not None:
                 nodes.append(node)
     if not nodes and not any(_trains(node) for node in every_node(graph)):
@@ -84,7 +84,7 @@ def in_training_mode(model: ir.Model) -> ir.Model:
                     replace_by_initializer(graph, value, tensor.numpy(), name)
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
             node.resize_outputs(3)
-            # the next running statistics, which the training step reads by name
+            # Name the updated running statistics, which the training step reads.
             for value, kind in zip(node.outputs[1:], ("mean", "variance"), strict=True):
                 value.type, value.name = node.outputs[0].type, names.free(f"{node.name}/{kind}")
     if folded:
@@ -93,15 +93,15 @@ def in_training_mode(model: ir.Model) -> ir.Model:
 
 
 def folded_normalizations(model: ir.Model) -> list[str]:
-    """Return the names of nodes, or of PyTorch's modules, into whose product a BatchNormalization was folded."""
+    """Return the names of the nodes, or of their PyTorch modules, into which a BatchNormalization was folded."""
     found = []
     for node in (n for n in every_node(model.graph) if n.op_type in _FOLDING and not n.domain):
         call = call_of(node)
         if call is not None and "batch_norm" in call.function:
             found.append(scope_of(node) or node.name or "")
         elif call is None and model.producer_name == PRODUCER:
-            # the older exporter names weight and bias after the operator if it computed both from a convolution and the
-            # BatchNormalization after it
+            # PyTorch's older exporter names weight and bias after the operator if it computed both by folding a
+            # BatchNormalization into a convolution.
             operands = [value.name or "" for value in node.inputs[1:3] if value is not None]
             if len(operands) == 2 and all(name.startswith("onnx::Conv") for name in operands):
                 found.append(node.name or "")
@@ -144,7 +144,7 @@ _OF_KERAS = (
 
 
 def inference_form(model: ir.Model) -> ir.Model:
-    """Return a clone for inference: no Dropout, running statistics in BatchNormalization, means for random numbers."""
+    """Return a clone for inference: no Dropout, BatchNormalization in inference mode, means for random numbers."""
     clone = model.clone()
     graph = clone.graph
     for node in list(graph.all_nodes()):
@@ -180,7 +180,7 @@ def inference_form_of(source: ir.Model, output: str) -> ir.Model:
 
 
 def normalizes_by_batch(node: ir.Node) -> bool:
-    """Return True if a BatchNormalization is in training mode; before opset 14 it then has further outputs."""
+    """Return True if a node is a BatchNormalization in training mode, which before opset 14 has further outputs."""
     is_batch_norm = node.op_type == "BatchNormalization" and not node.domain
     return is_batch_norm and bool(node.attributes.get_int("training_mode", 0) or len(node.outputs) > 1)
 
@@ -192,15 +192,15 @@ def use_running_statistics(node: ir.Node) -> None:
 
 
 def separate_running_statistics(graph: ir.Graph) -> None:
-    """Give each BatchNormalization in training mode statistics of its own, in place.
+    """Give each BatchNormalization in training mode statistics that no other node reads, in place.
 
-    Exporters merge equal initializers. In a fresh network of PyTorch, running mean and bias are both zeros, and running
-    variance and scale are both ones: as one initializer, training one would change the other.
+    Exporters merge equal initializers. In a new PyTorch network, running mean and bias are both zeros, and running
+    variance and scale are both ones. If they shared an initializer, training one would change the other.
     """
     nodes = [n for n in every_node(graph) if normalizes_by_batch(n)]
     program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
     for node in nodes:
-        # The next statistics must be computed where the training step can read them.
+        # The training step must be able to read the updated statistics.
         assert program is not None
         statistics, updated = node.inputs[3:5], node.outputs[1:]
         reason = ""
@@ -218,8 +218,8 @@ def separate_running_statistics(graph: ir.Graph) -> None:
                 f"the model in evaluation mode (in PyTorch: model.eval())."
             )
 
-        # The first node keeps the initializer, and other readers get a copy. If the initializer is named after another
-        # operand of the PyTorch module, or an earlier node has kept it, this node gets the copy.
+        # This node keeps the initializer, and other readers get a copy. But if the initializer is named after another
+        # operand of the PyTorch module, or if an earlier node has kept it, this node gets the copy.
         for i in (3, 4):
             x, own = node.inputs[i], program.buffer_at(node, i)
             assert x is not None
@@ -235,9 +235,9 @@ def separate_running_statistics(graph: ir.Graph) -> None:
 
 
 def separate_stored_statistics(graph: ir.Graph) -> None:
-    """Give each BatchNormalization in inference mode statistics that are no operands of other nodes, in place.
+    """Give each BatchNormalization in inference mode statistics that no other node reads, in place.
 
-    Exporters merge these too; an initializer that is both a statistic and a bias could not be trained.
+    Exporters merge these too. A bias could not be trained if it shared its initializer with a statistic.
     """
     merged = []
     for node in every_node(graph):
@@ -255,9 +255,9 @@ def separate_stored_statistics(graph: ir.Graph) -> None:
 
 
 def follow_torch(model: ir.Model, prefix: str) -> None:
-    """Make running variances of a graph from PyTorch averages of unbiased variances, as in PyTorch, in place.
+    """Change a graph from PyTorch, in place, so that it averages unbiased variances of minibatches, as PyTorch does.
 
-    ONNX's operator averages the biased variances of minibatches, divided by n instead of n - 1.
+    ONNX's BatchNormalization averages biased variances, which are divided by n instead of n - 1.
     """
     found = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
     nodes = [n for n in found if not (n.name or "").startswith(OF_KERAS)]
@@ -275,7 +275,7 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
             count = math.prod(int(d or 1) for i, d in enumerate(sizes) if i != 1)
             factor = count / max(count - 1, 1)
         else:
-            total = op.Cast(op.Div(op.Size(x), op.Size(node.inputs[1])), to=op.dtype)  # a scale has one per channel
+            total = op.Cast(op.Div(op.Size(x), op.Size(node.inputs[1])), to=op.dtype)  # the scale has one per channel
             factor = op.Div(total, op.Max(op.Sub(total, 1.0), 1.0))
         node.replace_input_with(4, op.Div(old, factor))
         name, new.name = new.name, op.name("population")
@@ -284,7 +284,7 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
         model.graph.sort()
 
 
-# Random nodes in the inference form: means replace the numbers that they draw.
+# Replace random numbers by their means in the inference form.
 #
 # Layers such as stochastic depth and Gaussian noise draw numbers in training; in evaluation they return their input,
 # which is the mean. Replacing numbers by their mean is exact if they only scale, shift or select other values.
@@ -297,7 +297,7 @@ DRAWING = UNIFORM | NORMAL | {"Bernoulli", "Multinomial"}
 
 
 _WITH_GENERATOR = DRAWING | set("Dropout BiasDropout BitmaskDropout BitmaskBiasDropout Sampling".split())
-"""Operators with a generator of random numbers that belongs to the session."""
+"""Operators that draw from the random generator of a session."""
 
 
 _LESS = frozenset({("Less", 0), ("LessOrEqual", 0), ("Greater", 1), ("GreaterOrEqual", 1)})
@@ -305,19 +305,19 @@ _LESS = frozenset({("Less", 0), ("LessOrEqual", 0), ("Greater", 1), ("GreaterOrE
 
 
 _MORE = frozenset({("Less", 1), ("LessOrEqual", 1), ("Greater", 0), ("GreaterOrEqual", 0)})
-"""The same for comparisons that are true if it is the larger operand."""
+"""Comparisons, by operator and position of the uniform number, that are true if it is the larger operand."""
 
 
 _LINEAR = frozenset("Add Cast Div Expand Identity Mul Neg Reshape Sub Sum Unsqueeze".split())
 
 
 def is_random(node: ir.Node) -> bool:
-    """Return True if a node draws random numbers in inference too."""
+    """Return True if a node draws random numbers also in inference."""
     return node.op_type in DRAWING and not node.domain
 
 
 def is_stateless(graph: ir.Graph) -> bool:
-    """Return True if runs of a session do not depend on earlier ones."""
+    """Return True if a run of the graph does not depend on earlier runs of its session."""
     return all(node.op_type not in _WITH_GENERATOR for node in every_node(graph))
 
 
@@ -343,7 +343,7 @@ def replace_random(graph: ir.Graph) -> None:
 
 
 def _is_linear(value: ir.Value, depth: int = 8) -> bool:
-    """Return True if all nodes are linear in ``value``, down to the additions of other values."""
+    """Return True if all nodes downstream of ``value`` are linear in it, up to additions of other values."""
     if not depth or value.is_graph_output():
         return not value.is_graph_output()
     for node, index in value.uses():
@@ -355,14 +355,14 @@ def _is_linear(value: ir.Value, depth: int = 8) -> bool:
 
 
 def _of_drawn_shape(op: GraphBuilder, node: ir.Node, number: float) -> ir.Value:
-    """Return numbers in the shape that the node draws."""
+    """Emit a value that is filled with ``number``, in the shape that ``node`` draws."""
     if "shape" in node.attributes:
         return op.Expand(number, np.array(node.attributes["shape"].as_ints(), np.int64))
     return op.Expand(number, op.Shape(node.inputs[0]))
 
 
 def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace decisions by uniform numbers by their probability: comparisons, and floors of p + u for u in [0, 1)."""
+    """Replace comparisons with uniform numbers u, and floors of p + u for u in [0, 1), by their probabilities."""
     low, high = attribute(node, "low", 0.0), attribute(node, "high", 1.0)
     for user, index in list(node.outputs[0].uses()):
         other = operand(user, 1 - index) if len(user.inputs) == 2 else None
@@ -385,7 +385,7 @@ def _replace_uniform(op: GraphBuilder, node: ir.Node) -> None:
 
 
 def _replace_decision(op: GraphBuilder, source: ir.Node, decision: ir.Node, share: ir.Value) -> None:
-    """Replace the results that a random condition selects by their mean; ``share`` is its probability."""
+    """Replace what a random condition selects by its mean; ``share`` is the probability that the condition is true."""
     for user, index in list(decision.outputs[0].uses()):
         if user.op_type == "Cast" and (user.outputs[0].dtype or op.dtype).is_floating_point():
             replace_node(op, user, [op.Cast(share, to=user.attributes["to"].as_int())])

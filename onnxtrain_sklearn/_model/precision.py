@@ -1,8 +1,8 @@
 """Train graphs of float16 and bfloat16 in float32, and convert graphs between float32 and float64.
 
-:func:`widen` makes the graph that is trained, and records the types of the file in the metadata of values;
-:func:`kept_types` collects them. :func:`narrowed` restores them in the exported graph, which casts its weights to
-float32 where they are read: so it computes the numbers that the estimator predicts, on every runtime.
+:func:`widen` makes the float32 graph that is trained, and records the narrow types of the file in the metadata of the
+model; :func:`kept_types` collects them. :func:`narrowed` restores these types in the exported graph, which casts its
+weights to float32 where they are read, so that it computes the same numbers as the estimator on every runtime.
 :func:`in_dtype` converts a whole graph from float32 to float64, or back.
 """
 
@@ -32,7 +32,7 @@ TYPES_OF_FILE = "onnxtrain_sklearn.types_of_file"
 
 @dataclass(frozen=True)
 class KeptTypes:
-    """Narrow types of the file, of values that are computed in float32: weights and inputs by name, and the output."""
+    """The float16 or bfloat16 types that the file has for weights and inputs, by name, and for the output."""
 
     weights: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class KeptTypes:
         return bool(self.weights or self.inputs or self.output)
 
     def rounded(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return weights of float32 rounded to the types in which they are kept."""
+        """Return float32 weights rounded to the narrow types in which the file stores them."""
         result = dict(weights)
         for name in (name for name in weights if name in self.weights):
             array = weights[name]
@@ -63,14 +63,14 @@ NOTHING_KEPT = KeptTypes()
 def widen(model: ir.Model) -> bool:
     """Replace float16 and bfloat16 by float32, in place; return True if the model has such values.
 
-    The graph then rounds its inputs to the types that they had.
+    The graph then rounds its inputs to their original types.
     """
     if not any(value.dtype in NARROW_TYPES for value in all_values(model)):
         return False
     model.meta[TYPES_OF_FILE] = {v.name: v.dtype.name for v in all_values(model) if v.dtype in NARROW_TYPES}
     kept = [v for v in model.graph.inputs if v.dtype in NARROW_TYPES]
     for value in (*model.graph.outputs, *all_values(model)):
-        # constants, inputs and outputs get their types back on export; values in between are computed in float32
+        # Constants, inputs and outputs get their types back on export. All other values are computed in float32.
         border = value.is_graph_input() or value.is_graph_output()
         constant_node = (node := value.producer()) is not None and node.op_type == "Constant" and not node.domain
         if value.dtype in NARROW_TYPES and (value.const_value is not None or constant_node or border):
@@ -81,7 +81,7 @@ def widen(model: ir.Model) -> bool:
         if value.const_value is not None and value.const_value.dtype in NARROW_TYPES:
             value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
         if isinstance(value.type, ir.TensorType) and value.dtype in NARROW_TYPES:
-            value.type = ir.TensorType(ir.DataType.FLOAT)  # a clone shares the object of the type with the original
+            value.type = ir.TensorType(ir.DataType.FLOAT)  # a clone shares the type object
         elif isinstance(value.type, ir.SequenceType | ir.OptionalType) and value.dtype in NARROW_TYPES:
             value.type = type(value.type)(ir.TensorType(ir.DataType.FLOAT))
     for node in model.graph.all_nodes():
@@ -117,7 +117,7 @@ def kept_types(graph: ir.Graph, output: ir.Value) -> KeptTypes:
 
 
 def narrowed(model: ir.Model, kept: KeptTypes) -> ir.Model:
-    """Give weights, inputs and outputs the types in which the file keeps them, in place; return the model."""
+    """Restore the file's types of weights, inputs and outputs, in place; return the model."""
     graph = model.graph
     if not kept:
         return model
@@ -152,7 +152,7 @@ def in_dtype(model: ir.Model, dtype: ir.DataType) -> ir.Model:
     """Return a clone in which every float32 and float64 tensor, input and type attribute is of type ``dtype``."""
     clone = model.clone()
     for value in all_values(clone):
-        # operators of ai.onnx.ml before version 5 always return float32
+        # operators of ai.onnx.ml before version 5 always return float32, so their results keep this type
         maker = value.producer()
         single = maker is not None and maker.domain == "ai.onnx.ml" and maker.op_type != "TreeEnsemble"
         if value.dtype in TRAINED_TYPES and not single:

@@ -1,8 +1,8 @@
 """Interval arithmetic: bounds of a value that hold for all weights of its graph.
 
-:func:`range_of` returns them, from the operators upstream. Each operator of ``_FIXED``, ``_SELECTING`` and
-``_INTERVAL_RULES`` maps the intervals of its inputs to that of its output. Trained values and results of operators
-without a rule are unbounded: an interval may be too wide, but never too narrow.
+:func:`range_of` returns the bounds, which follow from the operators upstream. Each operator in ``_FIXED``,
+``_SELECTING`` and ``_INTERVAL_RULES`` maps the intervals of its inputs to the interval of its output. Trained values
+and results of operators without a rule are unbounded: an interval may be too wide, but never too narrow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_OPERATORS = 24  # depth of the search
 
 
 def range_of(value: ir.Value | None) -> Interval:
-    """Return the smallest and largest number that ``value`` can hold, as far as its operators determine them."""
+    """Return the smallest and the largest number that ``value`` can hold, if its operators determine them."""
     return _known_range(value, _MAX_OPERATORS, {})
 
 
@@ -40,7 +40,7 @@ def _known_range(value: ir.Value | None, depth: int, known: dict[ir.Value, Inter
 def _computed_range(value: ir.Value, depth: int, known: dict[ir.Value, Interval]) -> Interval:
     tensor = ir.convenience.get_const_tensor(value)
     if tensor is not None:
-        # an initializer of several numbers may be trained, so it is unbounded
+        # an initializer of several numbers is unbounded, because it may be trained
         trained = value.is_initializer() and tensor.size > 1
         if tensor.size == 0 or trained or not tensor.dtype.is_floating_point():
             return UNBOUNDED
@@ -108,7 +108,7 @@ def _range_of_div(node: ir.Node, operands: list[Interval]) -> Interval:
 
 def _range_of_product(a: Interval, b: Interval) -> Interval:
     products = [x * y for x in a for y in b]
-    known = [0.0 if math.isnan(x) else x for x in products]  # 0 times infinity is a bound of 0 times finite numbers
+    known = [0.0 if math.isnan(x) else x for x in products]  # 0 times an infinite bound is 0, because values are finite
     return min(known), max(known)
 
 

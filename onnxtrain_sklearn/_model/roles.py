@@ -5,10 +5,10 @@ statistics of the data. :class:`Roles` gives each float constant a :class:`Verdi
 nodes that only change its shape, to the nodes that compute with it.
 
 Operands of products and normalizations, biases after them and lookup tables are weights. Settings, masks and tabulated
-sines are constants. In elementwise arithmetic, names and numbers decide: an operand is a weight unless an exporter
-generated its name; fillers, roots that scale attention scores, and the mean or scale of the data are constants; a
-single number as in formulas is a doubtful weight. The record that an exporter left (parameters and buffers of a PyTorch
-module) tells which names are generated, and overrules the verdict in the end.
+sines are constants. In elementwise arithmetic, names and numbers decide. An operand is a weight unless an exporter
+generated its name. Fillers, roots that scale attention scores, and the mean or scale of the data are constants. A
+single number that occurs in formulas is a doubtful weight. The record that an exporter left (parameters and buffers of
+a PyTorch module) tells which names are generated, and finally overrules the verdict.
 
 ``_of_use`` and ``_of_arithmetic`` ask the questions in order: the first one with an answer decides. Functions below the
 class answer questions about single nodes, arrays, names and numbers.
@@ -61,11 +61,10 @@ SCALE_AND_BIAS: dict[str, tuple[int, int]] = {
     "LayerNormalization": (1, 2),
     "RMSNormalization": (1, -1),
 }
-"""Positions of scale and bias: weights, unless an exporter filled in a scale of ones or a bias of zeros that the layer
-lacks."""
+"""Positions of scale and bias. They are weights, unless the layer has none and the exporter filled in ones or zeros."""
 
 _WITHOUT_BIAS = {"Conv": 2, "ConvTranspose": 2, "Einsum": 2, "Gemm": 2, "MatMul": 2}
-"""Products that may have a bias, and their number of inputs without it."""
+"""Products that may have a bias: operator -> number of inputs without a bias."""
 
 LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND"})
 """Operators that read entries of a table, their first input."""
@@ -83,16 +82,16 @@ PARTS = frozenset({"Slice", "Split"})
 """Operators that return a part of their first input."""
 
 CONSTANT_INPUT = "onnxtrain/constant_input"
-"""Key in the metadata of an initializer that was an input of the file, the same in every call."""
+"""Key in the metadata of an initializer that replaced an input of the file, constant in all calls."""
 
 REPEATS = "onnxtrain/repeats"
 """Key in the ``meta`` of a node that repeats a constant for each row, in a file of a fixed batch."""
 
 EXPORTER = "exporter"
-"""Key of the name of the program that wrote the file, in the metadata of a graph in memory."""
+"""Key in the metadata of a graph for the name of the program that wrote the file."""
 
 _NAME_IN_MODULE = re.compile(r"[^\W\d]\w*(?:\.\w+)*")
-"""Names that may be paths of parameters and buffers; computed values are called ``onnx::Div_12``, ``/Div_output_0``."""
+"""Names that may be paths of parameters or buffers, unlike those of computed values, such as ``onnx::Div_12``."""
 
 QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bnb4|FpQ4")
 """Operators of ONNX and onnxruntime that compute with integers instead of floats."""
@@ -100,7 +99,7 @@ QUANTIZED = re.compile(r"Quantize|Integer|^Q(Linear|Gemm|Attention|MoE)|NBits|Bn
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a constant: weight or not, the reason, and whether the weight may be a number of a formula instead."""
+    """Whether a constant is a weight, the reason, and whether the weight may instead be a number of a formula."""
 
     is_weight: bool
     reason: str
@@ -108,7 +107,7 @@ class Verdict:
 
 
 class Roles:
-    """Roles of the float constants of a graph.
+    """Decides which float constants of a graph are weights.
 
     Parameters
     ----------
@@ -132,9 +131,9 @@ class Roles:
         return replace(found, reason=f"{reason}, shared by {len(uses)} nodes" if len(uses) > 1 else reason)
 
     def _uses(self, value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-        """Yield the nodes that compute with a constant, and its position among their inputs.
+        """Yield each node that computes with a constant, and the position of the constant among its inputs.
 
-        The search passes through nodes that reorder or slice its numbers, or join them with other constants.
+        The search passes through nodes that reorder or slice the numbers, or join them with other constants.
         """
         for node, index in value.uses():
             joined = node.op_type == "Concat" and not any(x in self._varying for x in node.inputs)
@@ -146,7 +145,7 @@ class Roles:
                 yield node, index
 
     def _of_use(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
-        """Return the verdict by one use of a constant: the first question that has an answer decides."""
+        """Return the verdict on a constant from its use by ``node``; the first question with an answer decides."""
         kind = node.op_type
         # Settings, whatever the name of the constant is.
         sources = [_computing_node(x) for x in node.inputs if x is not None] if kind == "Mul" else []
@@ -181,7 +180,7 @@ class Roles:
             return Verdict(False, "the stored mean of a normalization")
         if not node.domain and self._is_affine(node, index, value):
             return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} after a product or normalization")
-        # Constants of architectures. Biases come first, because those of a fresh network hold only zeros and ones too.
+        # Constants of architectures, after biases, because those of a new network also hold only zeros or ones.
         if _is_mask(array, value.name or ""):
             return Verdict(False, "a mask: it holds two values, and one of them is zero")
         if _is_sinusoidal(array):
@@ -202,7 +201,10 @@ class Roles:
         return node.op_type in ("Add", "Sub") and self._wants_bias(_computing_node(other, MOVES | PARTS))
 
     def _wants_bias(self, node: ir.Node | None, depth: int = 3) -> bool:
-        """Return True if a node returns products with weights without a bias, or a normalized and scaled value."""
+        """Return True if a constant added to the result of ``node`` is a bias.
+
+        That is a product with weights that has no bias yet, or a normalized and scaled value.
+        """
         if node is None or node.domain or not depth:
             return False
         sources = [_computing_node(x) for x in node.inputs if x is not None]
@@ -215,7 +217,7 @@ class Roles:
         return constant and len(node.inputs) <= _WITHOUT_BIAS.get(node.op_type, 0)
 
     def _of_arithmetic(self, node: ir.Node, index: int, value: ir.Value, array: np.ndarray) -> Verdict:
-        """Return the verdict on an operand of elementwise arithmetic, by its name and its numbers."""
+        """Return the verdict on an operand of elementwise arithmetic from its name and its numbers."""
         kind, made_up = node.op_type, self._is_made_up(value)
         other = node.inputs[1 - index] if len(node.inputs) == 2 else None
         role = role_in_affine(node, index, array) if made_up and not self._is_raw(other) else None
@@ -257,7 +259,7 @@ class Roles:
         return value is not None
 
     def _is_known_to_be_learned(self, value: ir.Value) -> bool:
-        """Return True if a name, or the record of the program that wrote the file, says that a number is learned."""
+        """Return True if the name of a constant, or the record of the exporter, says that it is trained."""
         name, status = value.name or "", self._program.status(value)
         by_name = says_it_is_a_weight(name) or is_paddle_parameter(value) or is_tensorflow_variable(name)
         return by_name or status in ("parameter", "folded") or _is_of_module(value, self._graph, self._program)
@@ -265,7 +267,7 @@ class Roles:
     def _is_made_up(self, value: ir.Value) -> bool:
         """Return True if an exporter generated the name of a constant, and nothing says that it is a parameter.
 
-        jax2onnx gives parameters generated names too, so its arrays count as named.
+        Return False for arrays of jax2onnx, which generates the names of parameters as well.
         """
         held, is_number = value.const_value, value.const_value is not None and value.const_value.size == 1
         of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
@@ -276,7 +278,7 @@ class Roles:
         return is_made_up(value) and self._program.status(value) not in ("parameter", "folded")
 
     def _as_recorded(self, value: ir.Value, found: Verdict, uses: list[tuple[ir.Node, int]]) -> Verdict:
-        """Return the verdict by the record of PyTorch's exporter; ``found`` if it records nothing of the constant."""
+        """Return the verdict from the record of PyTorch's exporter, or ``found`` if it does not record the constant."""
         status = self._program.status(value)
         if found.is_weight and (status == "constant" or (status is None and is_buffer(value))):
             return Verdict(False, "a constant or buffer of the PyTorch module")
@@ -296,7 +298,7 @@ class Roles:
 
     @cached_property
     def _varying(self) -> set[ir.Value]:
-        """The values that depend on an input of the graph; results of nodes in subgraphs count as varying."""
+        """The values that depend on an input of the graph, or that a node in a subgraph computes."""
         found = set(self._graph.inputs)
         for node in self._graph.all_nodes():
             inner = node.graph is not self._graph or graphs_in(node)
@@ -306,7 +308,7 @@ class Roles:
 
 
 def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bool:
-    """Return True if an initializer is a parameter or buffer of a PyTorch module, under its own name.
+    """Return True if an initializer is a parameter or buffer of a PyTorch module and has its name in the module.
 
     PyTorch's older exporter keeps these names, and names nodes after the paths of the modules that call them.
     """
@@ -317,7 +319,7 @@ def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bo
 
 
 def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
-    """Return True if a constant comes from TensorFlow's code, in a file whose variables have names of their own."""
+    """Return True if a constant comes from TensorFlow code: the file names variables in another way."""
     name, is_number = value.name or "", value.shape is not None and not len(value.shape)
     if graph.meta.get(EXPORTER) != TF2ONNX or not (is_number or is_tensorflow_constant(name)):
         return False
@@ -325,13 +327,13 @@ def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
 
 
 def _keeps_row_shape(node: ir.Node) -> bool:
-    """Return False if the rows of the result have another shape than those of the first operand, as with distances."""
+    """Return True if a row of the result has the shape of a row of the first operand, unlike with distances."""
     before, after = (None if x is None else dims(x) for x in (node.inputs[0], node.outputs[0]))
     return before is None or after is None or before[1:] == after[1:]
 
 
 def _differentiates(node: ir.Node, index: int) -> bool:
-    """Return True if the operator of a node has a gradient for this operand."""
+    """Return True if the operator of a node has a gradient for its operand ``index``."""
     if node.domain or node.op_type in COMPARISONS:
         return False
     return node.op_type == "Pow" or index not in NOT_WEIGHTS.get(node.op_type, ())
@@ -368,7 +370,7 @@ def _is_mask(array: np.ndarray, name: str) -> bool:
 
     Biases also start from zeros and ones, so a vector is a mask only if its name says so.
     """
-    if len(np.unique(array.ravel()[:4096])) > 2:  # the beginning suffices for large tables
+    if len(np.unique(array.ravel()[:4096])) > 2:  # the first numbers suffice for large tables
         return False
     others = array[array != 0]
     if not 0 < others.size < array.size:
@@ -383,7 +385,7 @@ def _is_sinusoidal(array: np.ndarray) -> bool:
     if width % 2 or width < 4:
         return False
     rows = array.reshape(-1, width)
-    return _are_pairs(rows[:1]) and _are_pairs(rows)  # the beginning suffices for large tables
+    return _are_pairs(rows[:1]) and _are_pairs(rows)  # test one row first, for speed
 
 
 def _are_pairs(rows: np.ndarray) -> bool:
@@ -392,10 +394,10 @@ def _are_pairs(rows: np.ndarray) -> bool:
     return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
 
 
-# Roles of constants in a BatchNormalization that is written as arithmetic with its stored statistics.
+# Find the roles of constants in a BatchNormalization that is written as arithmetic with its stored statistics.
 #
-# Files of Keras subtract the mean, multiply by a factor and add the bias, or only multiply and add. The names are
-# generated, because the exporter computed these constants in advance.
+# Files from Keras subtract the mean, multiply by a factor and add the bias, or only multiply and add. The names of the
+# constants are generated, because the exporter computed them in advance.
 
 
 ENDS = frozenset({"Cast", "Clip", "Flatten", "Identity", "Reshape", "Squeeze"})
@@ -425,7 +427,7 @@ def _is_shifted(scale: ir.Node, size: int) -> bool:
 def _is_in_units_of_targets(value: ir.Value) -> bool:
     """Return True if only reshapes, casts or clips lie between a value and an output.
 
-    The node of such a value is no layer: it scales predictions back to the units of the targets.
+    The node that computes such a value is not a layer: it scales predictions back to the units of the targets.
     """
     if value.is_graph_output():
         return True
@@ -454,7 +456,7 @@ LARGEST_DIMENSION = 16384
 """Largest dimension whose root counts as the scale of attention scores."""
 
 MOST_DIGITS = 5
-"""Numbers with at most so many digits count as written by hand; a trained float32 has seven."""
+"""Most significant digits of a number that counts as written by hand; a trained float32 has seven."""
 
 _WORDS = {
     "zero": 0.0, "one": 1.0, "two": 2.0, "three": 3.0, "four": 4.0, "five": 5.0, "six": 6.0, "eight": 8.0, "ten": 10.0,
@@ -473,7 +475,7 @@ _CONSTANTS = (math.pi, math.e, math.log(2), math.log(10), math.sqrt(2 / math.pi)
 
 
 def says_its_number(name: str, number: float) -> bool:
-    """Return True if a name is the word for its number (``one``, ``half``), or ``eps`` of a small number."""
+    """Return True if the name of a constant is a word for its number (``one``, ``half``), or ``eps`` if it is small."""
     found = _NAMED.fullmatch(name)
     if found is None:
         return False
@@ -510,5 +512,5 @@ def is_root(number: float) -> bool:
 
 
 def _equal(number: float, other: float) -> bool:
-    """Return True if numbers are the same in float32, which has a precision of 1.2e-7."""
+    """Return True if two numbers are equal up to the precision of float32, 1.2e-7."""
     return bool(np.isclose(number, other, rtol=1.2e-7, atol=0.0))

@@ -1,8 +1,8 @@
 """Take embedding reads and sparse first products out of a graph before it is differentiated.
 
 The gradient of an embedding matrix is zero except for the rows that are read, but an engine would write the whole
-matrix. :func:`take_lookups` removes the Gather: the graph reads the rows from an input, whose gradient has a row for
-each index, and returns the indices. The pass that runs the graph adds these rows up.
+matrix. :func:`take_lookups` removes the Gather. The graph then reads the rows from a new input, whose gradient has a
+row for each index, and returns the indices. The pass that runs the graph adds up the gradients of equal indices.
 
 :func:`take_first_products` removes products of inputs with matrices, for a pass that multiplies sparse data itself.
 """
@@ -22,12 +22,12 @@ from .._ir.queries import attribute, constant, dims, fixed, kind, operand
 from ..graph import GraphBuilder
 
 LARGE = 4096
-"""Elements of a matrix from which it is faster to add up the gradient outside the graph (50 ns per element)."""
+"""Least elements of a matrix for which it is faster to add up the gradient outside the graph (50 ns per element)."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A Gather of rows that was taken out of a graph, which reads the rows from an input instead.
+    """A Gather that was taken out of a graph. The graph reads the gathered rows from an input instead.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Lookup:
     rows, indices : str
         Names of the input for the rows, (count, width), and of the output for the indices, (count,) of int64.
     padding : int or None
-        The row that gets no gradient, as PyTorch's ``padding_idx``.
+        The row that gets no gradient, like PyTorch's ``padding_idx``.
     """
 
     weight: str
@@ -90,7 +90,7 @@ def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) ->
             places = op.Reshape(op.Cast(index, to=ir.DataType.INT64), [-1])
             places.dtype, places.shape = ir.DataType.INT64, ir.Shape([count])
             graph.outputs.append(places)
-            rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # the rows of a vector are numbers
+            rows = op.input("rows", value.dtype, (count, math.prod(shape[1:])))  # a row of a vector is one number
             ends = rows.name or "", places.name or ""
             found.append(Lookup(name, tuple(shape), count, *ends, padding_row(node)))
             replace_node(op, node, [op.Reshape(rows, read)])
@@ -102,7 +102,7 @@ def take_lookups(model: ir.Model, names: Collection[str], least: int = LARGE) ->
 
 
 def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
-    """Put the Gathers back into ``model``, a gradient graph, in place; the embedding matrices become inputs."""
+    """Put the Gathers back into the gradient graph ``model``, in place; the embedding matrices become its inputs."""
     graph = model.graph
     op = GraphBuilder(graph, prefix="lookup", constant_nodes=True)
     outputs = {value.name: value for value in graph.outputs}
@@ -121,7 +121,7 @@ def put_back_lookups(model: ir.Model, lookups: Sequence[Lookup]) -> None:
         graph.sort()
 
 
-# First products. The graph reads each product from an input of its own; the original input and the matrix are removed.
+# First products. The graph reads each product from a new input; the original input and the matrix are removed.
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +153,8 @@ class FirstProduct:
 def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstProduct]:
     """Take the products of the named inputs with initializers out of ``model``, in place, and return them.
 
-    An input stays if other nodes read it too, or if its matrix is read twice. A product with one constant per column
-    that comes first is taken out too: see ``FirstProduct.factors``.
+    An input stays if other nodes read it too, or if its matrix is read twice. If the graph first multiplies the input
+    by one constant per column, that product is also taken out: see ``FirstProduct.factors``.
     """
     graph = model.graph
     op = GraphBuilder(graph, prefix="product", constant_nodes=True)
@@ -168,7 +168,7 @@ def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstPr
             if known is not None and len(sizes) == 2 and known.shape == (1, sizes[1]):
                 rows, factors = node.outputs[0], known[0]
 
-        # All that reads them must multiply them by matrices on their right, each read once.
+        # Every node that reads the rows must multiply them by a matrix on their right that it alone reads.
         products = [use.node for use in rows.uses() if use.idx == 0 and use.node.graph is graph]
         if rows.is_graph_output() or not products or len(products) < len(rows.uses()) or len(dims(rows) or ()) != 2:
             continue
@@ -195,7 +195,7 @@ def _is_product(node: ir.Node) -> bool:
 
 
 def _taken(op: GraphBuilder, value: ir.Value, factors: np.ndarray | None, node: ir.Node) -> FirstProduct:
-    """Replace a MatMul or Gemm by an input for the bare product; its scale and its third operand stay in the graph."""
+    """Replace the product in a MatMul or Gemm by an input; Gemm's scale and third operand stay in the graph."""
     weight, (batch, _) = node.inputs[1], dims(value) or (None, None)
     matrix = None if weight is None else constant(weight)
     assert weight is not None

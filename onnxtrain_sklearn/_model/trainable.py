@@ -58,7 +58,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class OutputForm:
-    """How one of several trained outputs follows from its scores; :class:`TrainableModel` documents the attributes."""
+    """How one of several trained outputs is computed from its scores, in attributes of :class:`TrainableModel`."""
 
     output: str
     scores: str
@@ -81,7 +81,7 @@ class TrainableModel:
     output : str
         The output that the user asked for.
     scores : str
-        The value that the loss is computed from: ``output``, or the input of its final activation.
+        The value from which the loss is computed: ``output``, or the input of its final activation.
     link : str or None
         The link that the final activation computes: "softmax", "sigmoid", "exp", or None. "votes": the scores are
         one-vs-one scores of pairs of classes, and the output is the decision function computed from them.
@@ -93,13 +93,13 @@ class TrainableModel:
         Whether the output is known to be ``link`` of the scores only for the initial weights. Predictions then apply
         the link to the scores, because the output may stop being probabilities or positive during training.
     reference : onnx_ir.Model or None
-        The graph as given, which the output is compared with before training.
+        The given graph, whose output is compared with that of ``model`` before training.
     joined : tuple of int
         Number of columns of each output, if ``output`` is several outputs joined along axis 1.
     members : int or None
         Number of members of an ensemble: the scores have the shape (N, members, n_scores). None: (N, n_scores).
     kept : KeptTypes
-        The values that the given file keeps in float16 or bfloat16; they are computed and trained in float32.
+        The values that the file stores in float16 or bfloat16, which are computed and trained in float32.
     parameters : tuple of str
         Names of the float initializers that are weights and on which ``scores`` depends.
     statistics : tuple of str
@@ -110,23 +110,23 @@ class TrainableModel:
         The output with the index of the predicted class, if the graph chooses it by votes or by a threshold; None if
         the scores determine it.
     roles : dict of str to str
-        Of a user's file: the reason why each parameter is a weight.
+        In a user's file: the reason why each parameter is a weight.
     constants : dict of str to str
-        Of a user's file: the float constants that are not weights, with the reason.
+        In a user's file: the float constants that are not weights, with the reason.
     quantized : tuple of str
-        Of a user's file: the nodes that compute with integers instead of floats.
+        In a user's file: the nodes that compute with integers instead of floats.
     narrow : tuple of str
-        Of a user's file: the weights with a float type other than float32 and float64.
+        In a user's file: the weights with a float type other than float32 and float64.
     low_rank : tuple of LowRank
         The matrices that low-rank factors change; the factors are among the parameters.
     forms : tuple of OutputForm
         The trained outputs, if there are several; the first is ``output``.
     doubtful : tuple of str
-        Of a user's file: the parameters that are single numbers and may be constants of formulas instead.
+        In a user's file: the parameters that are single numbers and may be constants of formulas instead.
     restored : tuple of str
-        Of a user's file: the names of the passes of ``_importers/load`` that changed it.
+        In a user's file: the names of the passes of ``_importers/load`` that changed it.
     layout : dict of str to int
-        Of a user's file: the axis of the rows in the file, of inputs and outputs of which it is not the first.
+        In a user's file: the axis of the rows, by the names of inputs and outputs for which it is not the first axis.
     """
 
     model: ir.Model
@@ -157,13 +157,13 @@ class TrainableModel:
 
     @property
     def activation(self) -> dict[str, Any]:
-        """The attributes that tell how the output, or each of several outputs, follows from the scores."""
+        """The attributes that determine each trained output from its scores, such as ``link``."""
         names = ("scores", "link", "log_output", "paired", "link_unproven", "forms")
         return {name: getattr(self, name) for name in names}
 
     @property
     def views(self) -> tuple[TrainableModel, ...]:
-        """One model for each of the trained outputs, over the same graph and parameters."""
+        """A model for each trained output, with the same graph and parameters."""
         return tuple(replace(self, forms=(), **vars(form)) for form in self.forms)
 
     @property
@@ -185,7 +185,7 @@ class TrainableModel:
 
     @property
     def changes_weights(self) -> bool:
-        """True if predictions use other weights than training: merged with adapters, or rounded to a narrow type."""
+        """True if predictions change the trained weights: they merge low-rank factors, or round to a narrow type."""
         return bool(self.low_rank) or self.kept != NOTHING_KEPT
 
     def weights(self, current: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
@@ -197,7 +197,7 @@ class TrainableModel:
 
     @cached_property
     def running_statistics(self) -> dict[str, str]:
-        """The running statistics that training updates: maps each name to the name of the updated value."""
+        """The running statistics that training updates, as a dict from the name to the name of the updated value."""
         nodes = [node for node in template_of(self.model).graph if normalizes_by_batch(node)]
         return {node.inputs[i].name: node.outputs[i - 2].name for node in nodes for i in (3, 4)}  # type: ignore[union-attr,misc]
 
@@ -220,7 +220,7 @@ class TrainableModel:
         return replace(self, model=model)
 
     def with_weights(self, weights: Mapping[str, np.ndarray]) -> TrainableModel:
-        """Return the model with other values of some of its weights, in the types that they have."""
+        """Return the model with other values for some of its weights; they are cast to the types of the weights."""
         initializers = template_of(self.model).graph.initializers
         typed = {name: array.astype(initializers[name].dtype.numpy()) for name, array in weights.items()}  # type: ignore[union-attr]
         # unlike replace(), this keeps the cached running_statistics, which depend on the structure alone
@@ -247,7 +247,7 @@ class TrainableModel:
         return next(v for v in self.model.graph.outputs if v.name == name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # running_statistics is a cache, and the reference is compared before training only
+        # running_statistics is a cache, and the reference is used only before training
         state = {name: value for name, value in vars(self).items() if name != "running_statistics"}
         return {**state, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
 
@@ -257,7 +257,7 @@ class TrainableModel:
 
 
 def with_outputs_of(graph: TrainableModel, views: Sequence[TrainableModel]) -> TrainableModel:
-    """Return ``graph`` with the output forms that ``views`` describe."""
+    """Return ``graph`` with a changed form of each trained output, taken from its model in ``views``."""
     names = [field.name for field in fields(OutputForm)]
     forms = [OutputForm(*(getattr(view, name) for name in names)) for view in views]
     return replace(graph, forms=tuple(forms), **vars(forms[0]))
@@ -317,7 +317,7 @@ def trainable_model(
         run_importers(model, RESTORATIONS)
         store_weights(model.graph)
 
-    # The trained outputs, and the scores upstream of each, with the final activation between them; the rest goes.
+    # Find the trained outputs, their final activations and the scores before these; prune the rest of the graph.
     find = _foreign_parameters if foreign else parameters_of
     named = {v.name: v for v in graph.outputs}
     wanted: Sequence[str | None] = several or [output]
@@ -326,8 +326,7 @@ def trainable_model(
     for final in finals:
         name, activation = final.name or "", None if pairs is not None else activation_of(final)
         if activation is not None and foreign:
-            # if weights lie between scores and output, training changes them, and the output stops being this
-            # activation of the scores
+            # If weights lie between scores and output, training changes the function between them.
             weights = _foreign_parameters(graph, final)
             activation = activation if set(weights) <= {*_foreign_parameters(graph, activation.base)} else None
         if pairs is not None:
@@ -347,8 +346,8 @@ def trainable_model(
             f"Output {finals[0].name!r} depends on no input of the graph: there are no data to train it on."
         )
 
-    # Parameters. First give statistics initializers of their own: where an exporter merged one with an equal weight,
-    # the weight can then be trained.
+    # Parameters. First separate statistics from equal weights with which an exporter merged them, so that the weights
+    # can be trained.
     separate_running_statistics(graph)
     separate_stored_statistics(graph)
     judged = verdicts(graph, *every) if foreign else {}
@@ -425,7 +424,7 @@ def spec_of(value: ir.Value) -> TensorSpec:
 
 
 def why_quantized(nodes: Sequence[str]) -> str:
-    """Return why quantized nodes are not trained, and what to do, as the beginning of a message."""
+    """Return the start of an error message: why quantized nodes cannot be trained, and what to do."""
     said = (
         f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient. Supported, by a straight-through "
         f"estimate, are pairs of QuantizeLinear and DequantizeLinear with constant float32 scales, and the integer "
@@ -440,6 +439,6 @@ def why_quantized(nodes: Sequence[str]) -> str:
 
 
 def first_nodes(nodes: Sequence[str]) -> str:
-    """Return the first of the names of nodes, for a message."""
+    """Return a list of the first names in ``nodes`` for a message."""
     more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
     return ", ".join(nodes[:3]) + more

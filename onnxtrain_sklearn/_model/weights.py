@@ -1,4 +1,4 @@
-"""The weights of a trainable graph: which initializers they are, and the same graph with other values of them.
+"""The weights of a trainable graph: find them among the initializers, and replace their values without a copy.
 
 :func:`parameters_of` finds the weights of a graph that this package built; ``roles`` judges the constants of files by
 the same tables. :func:`reweighted` returns a graph with other weights without copying it. A :class:`LowRank` is the
@@ -47,7 +47,7 @@ BOUNDS: dict[str, int] = {"Max": 1, "Min": 1, "Where": 0}
 
 
 _EPSILON_FEEDS = frozenset({("Sqrt", 0), ("Log", 0), ("Reciprocal", 0), ("Div", 1)})
-"""Operators and positions that a small summand keeps finite: if only these read an Add, its summand is an epsilon."""
+"""Inputs that must not be zero: if only these read an Add of a small number, the number is an epsilon, not a weight."""
 
 
 RUNNING_STATISTICS: dict[str, frozenset[int]] = {"BatchNormalization": frozenset({3, 4})}
@@ -62,7 +62,7 @@ def parameters_of(graph: ir.Graph, scores: ir.Value) -> list[str]:
         for name, value in graph.initializers.items()
         if name in reached
         and value.dtype in TRAINED_TYPES
-        # one reader is enough; operators of other domains have no known settings
+        # one node that reads it as a weight is enough; settings of operators of other domains are unknown
         and any(node.domain or not is_setting(array_of(value), node, index) for node, index in value.uses())
         and array_of(value).size
     ]
@@ -108,13 +108,13 @@ def listing(graph: ir.Graph) -> str:
 
 
 COPIED_AT_ONCE = 2**23
-"""Bytes of weights from which a graph is copied at once: a late copy keeps the template's weights in memory too."""
+"""Bytes of weights from which a graph is copied at once, because a delayed copy keeps the old weights in memory."""
 
 
 def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
-    """Return a model with other values of some initializers, in their types; ``model`` must not change afterwards."""
+    """Return a model with other values for some initializers, of equal types; ``model`` must not change afterwards."""
     template = template_of(model)
-    # always one step from a template: a chain of models would keep all earlier weights in memory
+    # Derive the result from the template, because a chain of models would keep all earlier weights in memory.
     values = {**(model.arrays if isinstance(model, ReweightedModel) else {}), **arrays}
     if sum(array.nbytes for array in values.values()) < COPIED_AT_ONCE:
         result: ir.Model = ReweightedModel(template, values)
@@ -126,7 +126,7 @@ def reweighted(model: ir.Model, arrays: Mapping[str, np.ndarray]) -> ir.Model:
 
 
 def template_of(model: ir.Model) -> ir.Model:
-    """Return a model of the same structure, perhaps with other weights, without copying a graph; read only."""
+    """Return a model with the structure of ``model``, perhaps with other weights, without making a copy. Read only."""
     return model.template if isinstance(model, ReweightedModel) else model
 
 
@@ -161,7 +161,7 @@ class ReweightedModel(ir.Model):
         del self.graph  # the first read then reaches __getattr__
 
     def __getattr__(self, name: str) -> ir.Graph:
-        """Make and return the graph; the other attributes exist, so that only errors reach the first branch."""
+        """Make the copy when ``graph`` is first read; any other name that reaches this method is an error."""
         if name != "graph":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         graph = self.template.graph.clone()
@@ -172,18 +172,18 @@ class ReweightedModel(ir.Model):
 
 @dataclass(frozen=True)
 class LowRank:
-    """The change of one matrix, and the names of its parts in the graph.
+    """The low-rank change of one matrix, ``scale`` times L R, and the names of its parts in the graph.
 
     Attributes
     ----------
     matrix : str
-        The initializer that stays as it is.
+        The initializer of the matrix, which is frozen.
     left, right : str
         Names of the factors L and R. Of a convolution they are kernels: (out, r, 1, ...) and (r, in, k, ...).
     scale : float
         Factor of the change, alpha / rank.
     first : str
-        The factor that the input is multiplied by. It begins random and the other at zero.
+        The factor that multiplies the input. It starts random, and the other factor starts at zero.
     sums : tuple of str
         The nodes that add the change.
     """
@@ -202,7 +202,7 @@ class LowRank:
 
 
 def factors_of_matrices(changes: Sequence[LowRank]) -> set[str]:
-    """Return the names of all factors."""
+    """Return the names of all low-rank factors in ``changes``."""
     return {name for one in changes for name in one.factors}
 
 
