@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA): insert trained factors beside frozen matrices of a graph, and take them out again.
 
 :class:`LoRA` holds the settings. :func:`with_low_rank` inserts the factors and :func:`without_low_rank` removes them.
-The matrices of a large model stay as they are. Beside each, a product of two thin matrices is trained, which is all
-that the optimizer keeps state for, and all that has to be stored for each task.
+The matrices of a large model are frozen. Beside each matrix, a product of two thin matrices is trained. The optimizer
+keeps state only for these factors, and only they must be stored for each task.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class LoRA(Component):
 
     .. math:: W + \frac{α}{r} B A
 
-    B has as many rows as W has outputs and r columns, A has r rows and as many columns as W has inputs. A begins
-    random, uniform within :math:`\pm 1/\sqrt{n}` for n inputs (Kaiming's distribution with a slope of √5), drawn by
-    the estimator's ``random_state``. B begins at zero, so that training begins from the given model. These are the
-    initial values and the scale of the peft library.
+    If W has n inputs and m outputs, B has the shape (m, r) and A the shape (r, n). A is initialized uniformly within
+    :math:`\pm 1/\sqrt{n}` (Kaiming's distribution with a slope of √5), drawn by the estimator's ``random_state``. B
+    is initialized with zeros, so that training begins from the given model. The initial values and the scale are those
+    of the peft library.
 
-    Matrices are the weights of Gemm, of MatMul on either side, and of Conv, whose factors are a convolution with r
-    channels and one of single points. The factors of ``NAME`` are called ``NAME.lora_A`` and ``NAME.lora_B`` and have
-    the layout of the graph: where it stores W transposed, (inputs, outputs), A is (inputs, r) and B is (r, outputs).
-    A matrix that several nodes read is changed for all of them. For convolutions in groups, W is flattened to
-    (out_channels, in_channels / groups * points).
+    Matrices are the weights of Gemm, of MatMul on either side, and of Conv. The factors of a Conv are a convolution
+    with r channels and a 1x1 convolution. The factors of ``NAME`` are called ``NAME.lora_A`` and ``NAME.lora_B`` and
+    have the layout of the graph: if it stores W transposed, (inputs, outputs), A is (inputs, r) and B is (r, outputs).
+    A matrix that several nodes read is changed for all of them. For grouped convolutions, W is flattened to
+    (out_channels, in_channels / groups * kernel_size).
 
     Hu et al., "LoRA: Low-rank adaptation of large language models", 2021.
 
@@ -51,10 +51,10 @@ class LoRA(Component):
     rank : int, default=8
         The rank r of the changes.
     targets : "all", str, or list of str, default="all"
-        Names or glob patterns (``"*query*"``) of the matrices to adapt; "all": every one. A pattern counts for the
-        matrices that it matches; one that matches none is refused.
+        Names or glob patterns (``"*query*"``) of the matrices to adapt; "all": all matrices. A pattern may also match
+        other parameters, which it ignores, but it must match at least one matrix.
     alpha : float, default=8.0
-        The changes are multiplied by ``alpha / rank``.
+        The product of the factors is multiplied by ``alpha / rank``.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class LoRA(Component):
         self.alpha = alpha
 
     def validate(self) -> None:
-        """Raise InvalidParameterError, naming parameter, valid values and value, where a parameter breaks its rules."""
+        """Raise InvalidParameterError, which names the parameter and its valid values, if a parameter is invalid."""
         super().validate()
         given = self.targets
         known = isinstance(given, Iterable) and not isinstance(given, bytes | type) and len(self.patterns) > 0
@@ -91,21 +91,21 @@ class LoRA(Component):
         return [self.targets] if isinstance(self.targets, str) else list(self.targets)
 
 
-# Factors in a graph, beside the frozen matrices of products and convolutions.
+# Insert factors into a graph, beside the frozen matrices of products and convolutions.
 #
-# They have the layout of the matrix in the graph: L has its rows, R its columns. A product multiplies by the factors
-# one after the other, so that the matrix needs no gradient. Where that is impossible (convolutions in groups, embedding
-# matrices that are looked up as well), nodes read the computed sum of matrix and change. Either way the change ends in
-# an addition: without it the graph is the one that was given.
+# The factors L and R have the layout of the matrix in the graph: L has its rows, R its columns. Nodes multiply their
+# input by the factors one after the other, so that the matrix needs no gradient. If that is impossible (grouped
+# convolutions, embedding matrices that are also looked up), nodes read the computed sum of matrix and change. Either
+# way the change ends in an addition; without this addition, the graph is the given one.
 
 
 def with_low_rank(
     graph: TrainableModel, names: Sequence[str], rank: int, scale: float, rng: np.random.RandomState | None
 ) -> TrainableModel:
-    """Return the model with trained factors beside the matrices of these names; their product is zero.
+    """Return the model with trained factors beside the matrices named in ``names``; the change is zero at first.
 
-    ``rng`` draws the first factors from a uniform distribution, bounded by the inverse root of the inputs that a
-    number is the sum of (Kaiming's with a slope of √5, as in peft). If it is None, they are zero too.
+    ``rng`` draws the factors that multiply the input from a uniform distribution within ``1 / sqrt(n_inputs)``
+    (Kaiming's with a slope of √5, as in peft); all other factors are zero. If it is None, all factors are zero.
     """
     model = graph.model.clone()
     ir_graph = model.graph
@@ -141,7 +141,7 @@ def without_low_rank(graph: TrainableModel) -> TrainableModel:
 
 
 def matrices_of(graph: TrainableModel) -> list[str]:
-    """Return the names of the parameters by which a Gemm, MatMul or Conv multiplies, and that can be changed."""
+    """Return the names of the parameters to which factors can be added: matrices of a Gemm, MatMul or Conv."""
     initializers = graph.model.graph.initializers
     values = [initializers[name] for name in graph.parameters]
     return [v.name or "" for v in values if not v.is_graph_output() and next(_products_with(v), None) is not None]
@@ -155,7 +155,7 @@ class Product:
     ----------
     node : onnx_ir.Node
     index : int
-        Which input the matrix is.
+        The position of the matrix among the inputs of the node.
     transposed : bool
         Whether the node multiplies by the transposed matrix.
     """
@@ -166,12 +166,12 @@ class Product:
 
     @property
     def begins_left(self) -> bool:
-        """True if the input of the node meets the rows of the matrix, so that it is multiplied by L first."""
+        """True if the node multiplies its input by the rows of the matrix, so that L comes before R."""
         return self.node.op_type != "Conv" and (self.index == 1) != self.transposed
 
 
 def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: np.random.RandomState | None) -> LowRank:
-    """Add factors to the matrix, or to the products with it; return the names of the parts."""
+    """Add the change to the matrix, or to the products with it; return the names of the change's parts."""
     products, whole = list(_products_with(matrix)), _needs_sum(matrix)
     shape, name = array_of(matrix).shape, matrix.name or ""
     begins_left = products[0].begins_left
@@ -196,7 +196,7 @@ def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: n
 
 
 def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Product]:
-    """Yield the nodes of the main graph that multiply by a matrix, also by its transpose."""
+    """Yield the nodes of the main graph that multiply by a matrix or its transpose."""
     rank = None if value.shape is None else len(value.shape)
     for node, index in value.uses():
         if node.domain or node.graph is not value.graph:
@@ -213,16 +213,16 @@ def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Pro
 
 
 def _passes_on(node: ir.Node) -> bool:
-    """Return True if a node returns the matrix, or its transpose."""
+    """Return True if a node returns its input, or the transpose of its input."""
     if node.op_type == "Transpose":
         return list(attribute(node, "perm", [1, 0])) == [1, 0]
     return node.op_type == "Identity"
 
 
 def _needs_sum(value: ir.Value) -> bool:
-    """Return True if nodes need the sum of matrix and change.
+    """Return True if a node that reads the matrix needs the sum of matrix and change.
 
-    These are convolutions in groups, products of the matrix with itself, and nodes other than products.
+    Such nodes are grouped convolutions, products of the matrix with itself, and nodes that are not products.
     """
     products = list(_products_with(value))
     known = {(id(one.node), one.index) for one in products}
@@ -242,7 +242,7 @@ def _reads_otherwise(value: ir.Value, known: set[tuple[int, int]]) -> bool:
 
 
 def _with_change(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> str:
-    """Add the product with the factors to that with the matrix; return the name of the addition."""
+    """Add the product with the factors to the product with the matrix; return the name of the addition."""
     change = {"Conv": _convolved_with_factors, "Gemm": _gemm_with_factors}.get(
         one.node.op_type, _multiplied_by_factors
     )(op, one, factors, scale)
@@ -250,7 +250,7 @@ def _with_change(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], sc
 
 
 def _convolved_with_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> ir.Value:
-    """Return the convolution with r kernels, joined by one of single points."""
+    """Emit a convolution with r kernels, followed by a 1x1 convolution."""
     left, right = factors
     settings = {name: a.value for name, a in one.node.attributes.items() if name != "group"}
     return op.Conv(_times_scale(op, op.Conv(one.node.inputs[0], right, **settings), scale), left)

@@ -6,14 +6,14 @@
     ├── ModelError (ValueError)                 the graph cannot be read, or cannot be trained as asked
     │   └── UnsupportedOperatorError            an operator on the gradient path has no proven gradient
     ├── DivergenceError (ArithmeticError)       training became NaN or infinite
-    ├── DeviceError (RuntimeError)              the requested device or provider cannot be had
+    ├── DeviceError (RuntimeError)              the requested device or provider is not available
     ├── ClusterError (RuntimeError)             a Dask cluster cannot finish a task
     └── RuntimeNotFoundError (ImportError)      no onnxruntime, or several in one environment
-    InvalidParameterError (ValueError, TypeError)  a parameter has a value that it cannot have
+    InvalidParameterError (ValueError, TypeError)  a parameter has an invalid value
     OnnxTrainWarning (UserWarning)
 
-Wrong arguments and wrong data raise ``ValueError`` and ``TypeError``, as everywhere in scikit-learn; an
-``InvalidParameterError`` is both, as scikit-learn's own is.
+Wrong arguments and wrong data raise ``ValueError`` and ``TypeError``, as everywhere in scikit-learn. An
+``InvalidParameterError`` is both, like scikit-learn's own.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DivergenceError(OnnxTrainError, ArithmeticError):
 
 
 class DeviceError(OnnxTrainError, RuntimeError):
-    """The requested device or execution provider cannot be had in this environment."""
+    """The requested device or execution provider is not available in this environment."""
 
 
 class ClusterError(OnnxTrainError, RuntimeError):
@@ -79,15 +79,15 @@ class RuntimeNotFoundError(OnnxTrainError, ImportError):
 
 
 class InvalidParameterError(ValueError, TypeError):
-    """A parameter has a value that it cannot have."""
+    """A parameter has an invalid value."""
 
 
 class OnnxTrainWarning(UserWarning):
-    """Something worth knowing that does not stop the work."""
+    """Base category of the warnings of this package."""
 
 
 def instead_of(value: object) -> str:
-    """Return the end of an error message: the value got; for a class, that an instance of it is wanted."""
+    """Return the end of an error message, "got VALUE"; for a class, also the advice to give an instance."""
     if isinstance(value, type):
         return f"got the class {value.__name__}; give an instance: {value.__name__}()"
     shown = "" if value is None else f" ({reprlib.repr(value)})"
@@ -95,7 +95,7 @@ def instead_of(value: object) -> str:
 
 
 def warn(message: str, category: type[Warning] = OnnxTrainWarning) -> None:
-    """Warn the caller of this package: the warning names the first line outside it."""
+    """Issue a warning that names the line of the user's code that called this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and str(frame.f_back.f_globals.get("__name__")).startswith(f"{__package__}."):
         frame, level = frame.f_back, level + 1
@@ -103,13 +103,13 @@ def warn(message: str, category: type[Warning] = OnnxTrainWarning) -> None:
 
 
 MOST_NAMES = 60
-"""Names that an error lists; of the values of a large graph it shows only those that are near."""
+"""Most names that an error lists in full; of more names, it shows only the nearest."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return the end of an error message: the nearest valid name, then all of them."""
     choices = sorted(valid)
-    # Compare without case: difflib finds no letter of "LAMB" in "lamb".
+    # Compare in lower case, because difflib sees nothing in common in "LAMB" and "lamb".
     spellings: dict[str, list[str]] = {}
     for choice in choices:
         spellings.setdefault(choice.lower(), []).append(choice)

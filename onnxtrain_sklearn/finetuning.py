@@ -1,8 +1,8 @@
-"""Fine-tune a trained model to few new rows: the settings of the parameter ``finetune``.
+"""Fine-tune a trained model to few new rows: :class:`FineTuner`, the settings of the parameter ``finetune``.
 
-:class:`FineTuner` holds them. A search for the least loss of few rows forgets what the model has learned from many.
-Fine-tuning therefore pulls the weights towards an anchor, the old weights or the old weights with a recalibrated
-output, and chooses the anchor and the strength of the pull by cross-validation on the new rows.
+A search for the least loss of few rows forgets what the model has learned from many. Fine-tuning therefore pulls the
+weights towards an anchor: the old weights, or the old weights with a recalibrated output. Cross-validation on the new
+rows chooses the anchor and the strength of the pull.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ class FineTuner(Component):
 
     .. math:: \min_p \; L(p) + \frac{λ}{2} \sum_j d_j (p_j - a_j)^2
 
-    L is the mean loss of the new rows and a the anchor: the old weights, or the old weights with the output shifted, or
-    scaled and shifted, to fit the new rows best; where the scores are linear in all trained weights, also zero weights
-    with the best constant output; where a column of the new rows is far out of the range of a frozen scaler, also the
-    old weights divided by how far, behind each column. The metric d is the mean square of the gradients of single rows,
-    so that the steps do not depend on the units of data and weights. Where old rows are given, searches for the least
-    loss of new and old rows together, the latter with several weights, take part.
+    L is the mean loss of the new rows and a is the anchor. Several anchors are tried: the old weights, and the old
+    weights with the output shifted, or scaled and shifted, to fit the new rows best. If the scores are linear in all
+    trained weights, zero weights with the best constant output are tried as well. If a column of the new rows is far
+    out of the range of a frozen scaler, so are the old weights with those of this column divided by its root mean
+    square. The metric d is the mean square of the gradients of single rows, so that the steps do not depend on the
+    units of data and weights. If old rows are given, searches for the least loss of new and old rows together are
+    added, with several weights for the old rows.
 
-    The results for a path of strengths λ, the anchors themselves, and the unchanged model are candidates. Each is
-    judged by the losses of the rows held out in turn. The result is the mean of the candidates, weighted by
-    :math:`e^{-2 z}`, where z is the difference of its loss to that of the best one in standard errors. Where the scores
-    are not linear in the weights, only candidates of the best search are averaged. The model stays as it is unless this
-    mean, or else the best recalibration, has a lower loss on the held-out rows. With ``X_val``, the candidate that
-    scores best on these data is taken, or, of losses of numbers other than the squared error, that of the least loss.
-    The attribute ``fine_tuning_`` of the estimator holds the candidates.
+    The candidates are the results for a path of strengths λ, the anchors themselves, and the unchanged model. Each
+    candidate is judged by the losses of held-out rows in cross-validation. The result is the mean of the candidates,
+    weighted by :math:`e^{-2 z}`, where z is the difference between the candidate's loss and the best loss, in standard
+    errors. If the scores are not linear in the weights, only candidates of the best search are averaged. The model does
+    not change unless this mean, or otherwise the best recalibration, has a lower loss on the held-out rows. With
+    ``X_val``, the candidate with the best score on these data is chosen, or the one with the least loss if the loss is
+    for numbers and not the squared error. The attribute ``fine_tuning_`` of the estimator holds the candidates.
 
     Xuhong, Grandvalet and Davoine, "Explicit inductive bias for transfer learning with convolutional networks", 2018.
 
@@ -43,11 +44,11 @@ class FineTuner(Component):
         Strength of the pull. 1 is a strong pull: the first step lowers the loss by about 0.3 %. 0: no pull. "auto":
         choose from 1, 0.1, ..., 1e-8.
     old_weight : float or "auto", default="auto"
-        Weight of all old rows together (``X_old`` and ``y_old`` of ``fit``), as a multiple of that of the new rows.
+        Total weight of the old rows (``X_old`` and ``y_old`` of ``fit``), as a multiple of that of the new rows.
         "auto": choose from 3, 1, 0.3 and 0.1.
     margin : float, default=0.0
-        Number of standard errors by which the loss of held-out rows must be lower than that of the old model; otherwise
-        the old model stays. With 1, the one-standard-error rule, a change must prove itself.
+        Number of standard errors by which the loss of held-out rows must be lower than the loss of the old model;
+        otherwise the model does not change. 1 is the one-standard-error rule.
     new_head : bool, default=False
         Whether to replace the last layer of the model by a new linear layer, for other classes or targets. The new head
         reads the input of the last layer, or the ``output`` of the estimator's
@@ -64,8 +65,8 @@ class FineTuner(Component):
         Whether to freeze scalers, encoders, decompositions and other transformers in a fitted model, if
         ``trainable="all"``.
     cv : int, default=5
-        Number of folds, at least 2; not more than rows. Of 3000 rows and more, fewer for more than 20,000 weights,
-        some are held out once instead, and some are trained on: they suffice to choose.
+        Number of folds, at least 2; not more than rows. If there are 3000 rows or more (fewer if there are more than
+        20,000 weights), a single split of some rows replaces cross-validation, because these rows suffice to choose.
     max_iter : int, default=50
         Largest number of iterations of each search.
 

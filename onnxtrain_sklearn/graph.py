@@ -2,7 +2,7 @@
 
 Losses and optimizers receive a :class:`GraphBuilder` as ``op``. A graph builder, an object with a method ``build``,
 makes one for its own graph. Values are :class:`onnx_ir.Value`; an :data:`Operand` is anything that an operator accepts.
-:func:`stop_gradient` makes a value a constant to the gradient.
+:func:`stop_gradient` makes the gradient treat a value as a constant.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["GraphBuilder", "Operand", "stop_gradient"]
 
 # Emission of nodes: a thin layer over :class:`onnx_ir.tape.Tape`.
 #
-# Every node and value gets a unique name (an unnamed node crashes some of onnxruntime's fusions), equal constants
-# are shared, and operators are called in one form whatever the opset: an input in the schema of the graph's opset is
-# passed as an input, an attribute as an attribute (``axes`` moved from one to the other between opsets 13 and 18).
-# Nothing here runs or differentiates a graph.
+# Every node and value gets a unique name (an unnamed node crashes some of onnxruntime's fusions), equal constants are
+# shared, and operators are called in one form for all opsets: a keyword becomes an input or an attribute, as the schema
+# of the graph's opset requires (``axes`` changed from attribute to input between opsets 13 and 18). Nothing here runs
+# or differentiates a graph.
 
 
 Operand: TypeAlias = "ir.Value | np.ndarray | float | int | bool | Sequence[int] | Sequence[float] | None"
@@ -47,12 +47,15 @@ PYTHON = (
 )
 
 _ON_VALUES = re.compile(r"magic handler|'Value'")
-"""Errors of onnx_ir and Python for an operator, a function or an attribute that values do not have."""
+"""Matches errors of onnx_ir and Python for an operator, a function or an attribute that values lack."""
 
 
 @contextmanager
 def operators_of(author: str) -> Iterator[None]:
-    """Raise ModelError where the code of ``author`` applies an operator of Python to a value; name the method of op."""
+    """Replace the error for a Python operator applied to a value by a ModelError that names the method of ``op``.
+
+    ``author`` names the code in the message, such as a builder or a loss.
+    """
     try:
         yield
     except (TypeError, ValueError, AttributeError) as error:
@@ -67,7 +70,7 @@ class GraphBuilder:
     Parameters
     ----------
     graph : onnx_ir.Graph
-        The graph that the nodes are appended to. Its opset determines the form of the operators.
+        The graph to which nodes are appended. Its opset determines the form of the operators.
     dtype : onnx_ir.DataType, default=FLOAT
         Type of the constants made from Python floats.
     prefix : str, default="train"
@@ -75,20 +78,20 @@ class GraphBuilder:
     constant_nodes : bool, default=False
         Whether constants become ``Constant`` nodes instead of initializers, which could be mistaken for weights.
     shared : bool, default=False
-        Whether an equal node that was emitted before is returned instead of a second one.
+        Whether to reuse an equal node that was emitted before, instead of appending a second one.
 
     Attributes
     ----------
     graph, dtype
-        As given. The ``dtype`` may be changed between two operators.
+        The arguments. The ``dtype`` may be changed between two operators.
     opset : int
         Version of ONNX's operators in the graph.
 
     Notes
     -----
-    Operands are values of the graph, numpy arrays (kept as they are) or Python numbers. A float becomes a constant
-    of ``dtype``. An int becomes one of the type of the operand that it is combined with (``op.Mul(x, 2)``), else
-    int64, as does a list of ints. Attributes and optional inputs are keywords:
+    Operands are values of the graph, numpy arrays (whose type is kept) or Python numbers. A float becomes a constant
+    of type ``dtype``. An int, or a list of ints, becomes a constant of the type of the operand with which it is
+    combined (``op.Mul(x, 2)``), else int64. Attributes and optional inputs are keywords:
     ``op.ReduceSum(x, axes=[1], keepdims=False)``.
 
     Examples
@@ -124,7 +127,7 @@ class GraphBuilder:
 
     @cached_property
     def taken(self) -> Names:
-        """The names in the graph, which are collected for the first new one: most edits find nothing to change."""
+        """The names in the graph, collected when the first new name is needed, because most edits change nothing."""
         return names_of(self.graph)
 
     def __getattr__(self, op_type: str) -> Callable[..., ir.Value]:
@@ -135,15 +138,15 @@ class GraphBuilder:
     def emit(
         self, op_type: str, *inputs: Operand, domain: str = "", outputs: int = 1, **keywords: Setting
     ) -> Sequence[ir.Value]:
-        """Append one node, also with several outputs or of another domain, and return its outputs."""
+        """Append a node and return its outputs; it may have several outputs, or an operator of another domain."""
         keywords = {key: value for key, value in keywords.items() if value is not None}
         for operand in inputs:
-            if isinstance(operand, bool):  # a == b of two values is False, whatever they hold
+            if isinstance(operand, bool):  # Python computes a == b for two values as False
                 raise ModelError(
                     f"An operand of {op_type} is {operand} of Python, which a == b and a != b give for values of a "
                     f"graph: compare them by op.Equal(a, b). A constant is np.array({operand})."
                 )
-        types: dict[int, ir.DataType] = {}  # of the outputs, as far as they are known without inference
+        types: dict[int, ir.DataType] = {}  # types of outputs that are known without inference
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
             values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
@@ -157,7 +160,7 @@ class GraphBuilder:
             if unknown := [key for key in attributes if key not in signature.attributes]:
                 raise ModelError(f"{op_type} of opset {self.opset} has no attribute or input {unknown[0]!r}.")
 
-            # The type parameter of each operand: those of a variadic input have that of the input.
+            # The type parameter of each operand. All operands of a variadic input have the parameter of the input.
             kinds = signature.kinds + signature.kinds[-1:] * (len(operands) - len(signature.kinds))
             pairs = list(zip(kinds, operands, strict=False))
             values = [self.value(x, self._type_of_integer(x, kind, pairs)) for kind, x in pairs]
@@ -167,7 +170,7 @@ class GraphBuilder:
         identity = () if self._emitted is None else (op_type, domain, outputs, *map(id, values), _hashable(attributes))
         if self._emitted is not None and identity in self._emitted:
             return self._emitted[identity]
-        # Attributes of integers are made here: onnx_ir compares lists with its protocols, which takes 0.1 ms.
+        # Make attributes of integers here, because onnx_ir checks lists against its protocols, which takes 0.1 ms.
         typed = {
             key: ir.AttrInt64s(key, a)
             if isinstance(a, list | tuple) and a and all(type(one) is int for one in a)
@@ -188,7 +191,7 @@ class GraphBuilder:
         """Return the constant that holds ``array``; equal constants are shared."""
         array = np.asarray(array)
         if array.dtype.kind == "O":
-            array = array.astype(str)  # its bytes would be addresses
+            array = array.astype(str)  # the bytes of objects are addresses
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             name = self.name("constant")
@@ -196,7 +199,7 @@ class GraphBuilder:
                 texts = [str(text).encode() for text in array.ravel()]
                 tensor: ir.TensorProtocol = ir.StringTensor(texts, shape=ir.Shape(array.shape), name=name)
             else:
-                tensor = (ir.Tensor if array.dtype.kind in "fiub" else ir.tensor)(array, name=name)  # checks no type
+                tensor = (ir.Tensor if array.dtype.kind in "fiub" else ir.tensor)(array, name=name)  # no checks
             if self._constant_nodes:
                 value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
                 value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape.numpy())
@@ -206,12 +209,12 @@ class GraphBuilder:
         return self._constants[key]
 
     def parameter(self, name: str, array: np.ndarray) -> ir.Value:
-        """Return a new initializer of this name, for a weight; equal weights are not shared."""
+        """Return a new initializer named ``name`` for a weight; equal weights are not shared."""
         self.taken.add(name)
         return self._tape.initializer(ir.tensor(array, name=name))
 
     def value(self, operand: Operand, partner: ir.DataType | None = None) -> ir.Value | None:
-        """Return ``operand`` as a value; a Python int takes the type ``partner`` when there is one."""
+        """Return ``operand`` as a value; a Python int becomes a constant of type ``partner``, if that is not None."""
         if operand is None or isinstance(operand, ir.Value):
             return operand
         if isinstance(operand, np.ndarray | np.generic):
@@ -230,7 +233,7 @@ class GraphBuilder:
         return None if value.shape is None else tuple(d if isinstance(d, int) else d.value for d in value.shape)
 
     def body(self, stem: str) -> GraphBuilder:
-        """Return a builder of a new body for an If, Loop or Scan; its constants are nodes, its names are unique."""
+        """Return a builder for a new body of an If, Loop or Scan, with constants as nodes and unique names."""
         graph = ir.Graph([], [], nodes=[], name=self.name(stem), opset_imports=dict(self.graph.opset_imports))
         inner = GraphBuilder(graph, dtype=self.dtype, prefix=self._prefix, constant_nodes=True)
         inner.taken = self.taken
@@ -252,7 +255,7 @@ class GraphBuilder:
         return node is not None and (node.name or "").startswith(f"{self._prefix}/")
 
     def _type_of_integer(self, x: Operand, kind: str, pairs: Sequence[tuple[str, Operand]]) -> ir.DataType | None:
-        """Return the type that an int takes, or a list of them: that of the operands that must share its type."""
+        """Return the type for an int or a list of ints: the type of the operands that share its type parameter."""
         if x is None or isinstance(x, ir.Value | np.ndarray | np.generic) or np.asarray(x).dtype.kind != "i":
             return None
         values = [other for shared, other in pairs if shared == kind and isinstance(other, ir.Value)]
@@ -263,10 +266,10 @@ class GraphBuilder:
 
 @dataclass(frozen=True)
 class _OperatorSignature:
-    """Names and types in the schema of an operator; reading it from ONNX takes longer than the rest of an emission.
+    """Names and types in the schema of an operator, cached because ONNX reads a schema slowly.
 
-    ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` are those of variadic inputs
-    whose values may have different types, ``single`` the types of those that can only have one.
+    ``kinds`` and ``outputs`` are the type parameters of inputs and outputs. ``mixed`` holds the type parameters of
+    variadic inputs whose values may have different types. ``single`` maps a type parameter to its only type.
     """
 
     is_cast: bool
@@ -280,7 +283,7 @@ class _OperatorSignature:
     def output_types(
         self, inputs: Iterable[tuple[str, ir.Value | None]], attributes: Mapping[str, Any]
     ) -> dict[int, ir.DataType]:
-        """Return the element types of the outputs, by position, that are determined without inference."""
+        """Return the element type of each output, by position, if it is known without inference."""
         if self.is_cast:
             return {0: ir.DataType(attributes["to"])}
         typed = ((kind, x.dtype) for kind, x in inputs if x is not None)
@@ -308,15 +311,15 @@ def _signature_of(op_type: str, opset: int) -> _OperatorSignature:
 
 
 def _hashable(attributes: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
-    """Return attributes as a key: equal nodes have equal ones."""
+    """Return attributes as a hashable key, which is equal for equal nodes."""
     found = []
     for name, attribute in sorted(attributes.items()):
         key = attribute
         if isinstance(attribute, int | float | str | list | tuple):
-            pass  # before the protocol, which takes 50 microseconds
+            pass  # tested first, because the protocol below takes 50 microseconds
         elif isinstance(attribute, ir.TensorProtocol):
             key = attribute.dtype, tuple(attribute.shape), attribute.numpy().tobytes()
-        elif isinstance(attribute, np.ndarray):  # whose repr is shortened
+        elif isinstance(attribute, np.ndarray):  # the repr of an array is shortened
             key = attribute.dtype, attribute.shape, attribute.tobytes()
         elif isinstance(attribute, ir.Graph):
             key = id(attribute)
@@ -325,7 +328,7 @@ def _hashable(attributes: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 
 
 def new_graph(inputs: Sequence[ir.Value], dtype: ir.DataType, name: str) -> GraphBuilder:
-    """Return the builder of a new graph of opset 18 with these inputs; the names of its nodes start with ``name``."""
+    """Return a builder for a new graph of opset 18 with the given inputs; names of nodes start with ``name``."""
     graph = ir.Graph(list(inputs), [], nodes=[], opset_imports={"": 18}, name=name)
     return GraphBuilder(graph, dtype=dtype, prefix=name)
 
@@ -340,16 +343,16 @@ def positions_along(op: GraphBuilder, value: ir.Value, axis: int) -> ir.Value:
     return op.Range(np.array(0), op.Squeeze(length_along(op, value, axis), axes=[0]), np.array(1))
 
 
-# Stopped gradients: a node that returns its operand, and ends the path of the gradient there.
+# Stop the gradient: insert a node that returns its operand, at which differentiation stops.
 #
-# The node is a Sum of one operand, which no pass removes as it does an Identity, and is known by its name.
+# The node is a Sum of one operand with a special name, because passes remove an Identity.
 
 
 MARK_OF_STOP = "onnxtrain/stop_gradient"
 
 
 def stop_gradient(op: GraphBuilder, x: ir.Value) -> ir.Value:
-    """Return ``x`` as a constant to the gradient.
+    """Return a value equal to ``x`` that the gradient treats as a constant.
 
     Parameters
     ----------
@@ -361,12 +364,12 @@ def stop_gradient(op: GraphBuilder, x: ir.Value) -> ir.Value:
     Returns
     -------
     onnx_ir.Value
-        A value equal to ``x``; what is computed from it has no gradient through it. A graph with it is differentiated
-        by the portable engine.
+        A value equal to ``x``, through which no gradient flows. The portable engine differentiates a graph with such a
+        value.
 
     Examples
     --------
-    The straight-through estimate: rounded numbers, with the gradient of those before the rounding.
+    The straight-through estimate: rounded numbers, with the gradient of the numbers before rounding.
 
     >>> import onnx_ir as ir
     >>> from onnxtrain_sklearn import gradient_graph
@@ -392,32 +395,32 @@ def stop_gradient(op: GraphBuilder, x: ir.Value) -> ir.Value:
 
 
 def stops_gradient(node: ir.Node | None) -> bool:
-    """Return True if a node ends the path of the gradient."""
+    """Return True if :func:`stop_gradient` made a node."""
     return node is not None and node.op_type == "Sum" and (node.name or "").startswith(MARK_OF_STOP)
 
 
 # Unique names of nodes and values, for GraphBuilder and the edits of graphs.
 #
-# onnx-ir's NameFixPass does not suffice: it names omitted outputs, which declares them, and a node of a subgraph may
-# then have the name of a node of the main graph.
+# onnx-ir's NameFixPass does not suffice: it gives names to omitted outputs, which are then no longer omitted, and may
+# give a node of a subgraph the name of a node of the main graph.
 
 
 class Names(set[str]):
-    """Names that are taken, with the last number of each, as there may be thousands of nodes of a kind."""
+    """A set of used names, with the last number of each base name, to number thousands of nodes quickly."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         super().__init__(names)
         self._counts: dict[str, int] = {}
 
     def free(self, base: str, first: int = 1) -> str:
-        """Take and return ``base`` if it is free, else the next of ``base_1``, ``base_2``, ... that is."""
+        """Take and return ``base`` if it is free, else the next free name of ``base_1``, ``base_2``, ..."""
         if base in self:
             return self.numbered(base, first)
         self.add(base)
         return base
 
     def numbered(self, base: str, first: int = 1) -> str:
-        """Take and return the next free one of ``base_1``, ``base_2``, ...; ``first`` is the first number."""
+        """Take and return the next free name of ``base_1``, ``base_2``, ...; ``first`` is the first number."""
         while True:
             count = self._counts.get(base, first)
             self._counts[base] = count + 1
@@ -436,7 +439,7 @@ def names_of(graph: ir.Graph) -> Names:
     return found
 
 
-# Element types, as the numbers that the attribute ``to`` of a Cast holds.
+# Element types.
 
 
 DOUBLE = int(ir.DataType.DOUBLE)
@@ -446,6 +449,6 @@ INT64 = int(ir.DataType.INT64)
 
 
 def copy_type(value: ir.Value, like: ir.Value) -> ir.Value:
-    """Give ``value`` the type and shape of ``like``; return it."""
+    """Set the type and shape of ``value`` to those of ``like``, and return ``value``."""
     value.type, value.shape = like.type, like.shape
     return value

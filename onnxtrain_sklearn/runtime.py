@@ -1,7 +1,7 @@
 """Options of onnxruntime that few users change: execution providers, session options, recomputed activations.
 
-Estimators take a :class:`Runtime` as ``runtime``; the more frequent choices, ``engine`` and ``device``, are parameters
-of the estimators themselves.
+Estimators take a :class:`Runtime` as ``runtime``. The more common options, ``engine`` and ``device``, are parameters of
+the estimators.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Runtime(Component):
     Parameters
     ----------
     providers : list of str or None, default=None
-        Execution providers to use instead of those of ``device``, the preferred one first.
+        Execution providers to use instead of those of ``device``, in order of preference.
     provider_options : list of dict or None, default=None
-        A dict of options for each of the providers.
+        A dict of options for each provider.
     session_options : dict or None, default=None
         Options of sessions by name (``{"intra_op_num_threads": 2}``); names with a dot are configuration entries. By
         default, small graphs get one thread, large ones all cores. ``{"register_custom_ops_library": path}``, or a list
-        of paths, loads libraries of custom operators: from then on, every session of the process that needs them has
-        them. Gradients do not pass through such operators, so only the part of a graph downstream of them is trained.
+        of paths, loads libraries of custom operators; from then on, every session in the process can use them.
+        Gradients do not pass through such operators, so only the part of a graph downstream of them is trained.
     checkpoint_activations : bool, default=False
-        Whether the backward pass recomputes activations instead of keeping all of them: less memory, more time. It pays
-        for deep graphs and large minibatches, and needs the portable engine. The results are the same up to rounding,
-        because onnxruntime may fuse other operators.
+        Whether the backward pass recomputes activations instead of keeping all of them, which saves memory and takes
+        more time. It is useful for deep graphs and large minibatches, and needs the portable engine. Results may differ
+        by rounding, because onnxruntime may fuse other operators.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class Runtime(Component):
 
 
 def resolve_runtime(runtime: Runtime | None) -> Runtime:
-    """Return the options after checking them; None stands for the defaults."""
+    """Return a validated Runtime; None gives the defaults."""
     if runtime is None:
         return Runtime()
     if not isinstance(runtime, Runtime):

@@ -2,10 +2,9 @@
 
 Derive from :class:`Schedule` to write your own; :func:`resolve_schedule` finds one by its name.
 
-A schedule returns a *factor*: the learning rate of a step is ``learning_rate_init * factor``. It keeps no state:
-everything it may depend on is in :class:`Progress`, which the trainer advances and which travels with a pickle.
-The loop asks for a factor at every step, so a factor is a few arithmetic operations: parameters are
-checked beforehand, by :func:`resolve_schedule`.
+A schedule returns a *factor*: the learning rate of a step is ``learning_rate_init * factor``. It has no state. All that
+a factor may depend on is in :class:`Progress`, which the trainer updates and pickles include. The loop computes a
+factor in every step, so computing it must be fast; :func:`resolve_schedule` checks parameters beforehand.
 """
 
 from __future__ import annotations
@@ -53,12 +52,12 @@ __all__ = [
 
 
 PUBLIC = "onnxtrain_sklearn.schedules"
-"""The module that pickles name as that of the schedules."""
+"""The module by which pickles refer to the schedules."""
 
 
 @dataclass
 class Progress:
-    """Progress of a training run; schedules read it, only the trainer writes it.
+    """Progress of a training run, which the trainer updates and schedules read.
 
     Attributes
     ----------
@@ -67,11 +66,11 @@ class Progress:
     epoch : int
         Epochs completed.
     samples : int
-        Rows seen, as of the end of the last epoch (scikit-learn's ``t_``).
+        Rows trained on until the end of the last epoch (scikit-learn's ``t_``).
     total_steps : int or None
-        Step at which the plan ends that ``max_iter`` epochs make, when known.
+        Number of steps after which ``max_iter`` epochs will have ended; None if it is not known.
     plateaus : int
-        Times that training went ``n_iter_no_change`` epochs without improving by ``tol``.
+        Number of times that training went ``n_iter_no_change`` epochs without improving by ``tol``.
     """
 
     __module__ = PUBLIC
@@ -102,14 +101,14 @@ class Schedule(Component, ABC):
 
     @abstractmethod
     def factor(self, progress: Progress) -> float:
-        """Return the factor of the initial value in the coming step (dimensionless, >= 0)."""
+        """Return the factor by which the initial value is multiplied in the next step (dimensionless, >= 0)."""
 
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
-        """Return True if training ends at the plateau just counted in ``progress``, False if it goes on."""
+        """Return True if training must stop at the plateau that ``progress.plateaus`` has just counted."""
         return True
 
     def finished(self, progress: Progress) -> bool:
-        """Return True if the planned steps are done: training that ends there needs no warning of convergence."""
+        """Return True if all planned steps were taken, so that training may end without a ConvergenceWarning."""
         return False
 
 
@@ -119,18 +118,18 @@ class Schedule(Component, ABC):
 ENTRIES = {
     "total_steps": """\
 total_steps : int or None, default=None
-    T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-    ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at
+    T, the number of steps over all calls of ``fit`` and ``partial_fit``, at least 1. None: the steps of ``max_iter``
+    epochs for each ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. After T steps the factor is
     ``final``.""",
     "final": """\
 final : float, default=0.0
     f, in [0, inf).""",
 }
-"""Entries of docstrings that several schedules share."""
+"""Docstring entries of parameters that several schedules share."""
 
 
 class Planned(Schedule):
-    """A schedule over all steps."""
+    """A schedule over a known number of steps."""
 
     valid: ClassVar[Rules] = {"total_steps": (COUNT, None)}
     total_steps: int | None
@@ -140,7 +139,7 @@ class Planned(Schedule):
 
 
 class Annealing(Planned):
-    """A schedule from 1 to a final factor over all steps."""
+    """A schedule from the factor 1 to a final factor, over a known number of steps."""
 
     valid: ClassVar[Rules] = {**Planned.valid, "final": (NOT_NEGATIVE,)}
 
@@ -154,14 +153,14 @@ class Annealing(Planned):
 
     @abstractmethod
     def _factor_within(self, step: int, total: int) -> float:
-        """Return the factor at a step before the last."""
+        """Return the factor at ``step``, which is less than the number of steps ``total``."""
 
 
 @with_texts(**ENTRIES)
 class Cosine(Annealing):
     r"""Half a cosine from 1 down to the final factor f: :math:`f + (1 - f)(1 + \cos(π t / T)) / 2`.
 
-    Without restarts, as ``torch.optim.lr_scheduler.CosineAnnealingLR`` up to T.
+    It has no restarts, like ``torch.optim.lr_scheduler.CosineAnnealingLR`` up to step T.
 
     Parameters
     ----------
@@ -185,16 +184,16 @@ class Cosine(Annealing):
         return _cosine(1.0, self.final, step / total)
 
 
-# Without a name, and so not in the registry: its steps are those of one training, which SnapshotEnsemble counts.
+# It has no name in the registry, because SnapshotEnsemble makes it for the steps of one training.
 class Restarts(Schedule):
-    """Half a cosine from 1 down to 0 up to each of several steps, after which it starts again.
+    """Cycles of half a cosine from 1 down to 0, each of which ends at a given step.
 
     Parameters
     ----------
     start : int
         The first step of the first half cosine.
     ends : sequence of int
-        The step at which each of them ends.
+        The step at which each half cosine ends.
 
     References
     ----------
@@ -249,7 +248,7 @@ class FlatCosine(Annealing):
     {total_steps}
     {final}
     flat : float, default=0.5
-        s, the part of the steps in which the factor stays at 1, in [0, 1).
+        s, the fraction of the steps in which the factor is 1, in [0, 1).
 
     References
     ----------
@@ -276,19 +275,20 @@ class FlatCosine(Annealing):
 
 
 class CosineLog(Planned):
-    r"""Cycles from 0 to 1 and back, each twice as long as the one before.
+    r"""Cycles from 0 to 1 and back to 0, each twice as long as the cycle before.
 
     .. math:: \left(1 - \cos(2π \log_2(1 + (2^c - 1) t / T))\right) / 2
 
-    High rates alternate with low ones, and training ends in a long descent to 0.
+    High learning rates alternate with low ones, and training ends with a long decrease to 0.
 
     Parameters
     ----------
     total_steps : int or None, default=None
-        T, at least 1, in steps of all calls of ``fit`` and ``partial_fit`` together. None: ``max_iter`` epochs of each
-        ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. From there on the factor stays at 0.
+        T, the number of steps over all calls of ``fit`` and ``partial_fit``, at least 1. None: the steps of
+        ``max_iter`` epochs for each ``fit``, or ``max_iter`` times the steps of the first ``partial_fit``. After T
+        steps the factor is 0.
     cycles : int, default=4
-        c, from 1 to 50.
+        c, the number of cycles, from 1 to 50.
 
     References
     ----------
@@ -320,16 +320,16 @@ class CosineLog(Planned):
 
 @with_texts(**ENTRIES)
 class OneCycle(Planned):
-    r"""Half a cosine up from a low learning rate to ``learning_rate_init``, then one down to a far lower rate.
+    r"""Half a cosine up from a low rate to ``learning_rate_init``, then half a cosine down to a much lower rate.
 
-    It is ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing: ``learning_rate_init`` is its ``max_lr``, the
-    top is reached at step :math:`w T - 1` and the end at step :math:`T - 1`.
+    It is ``torch.optim.lr_scheduler.OneCycleLR`` with cosine annealing: ``learning_rate_init`` is its ``max_lr``. The
+    factor is 1 at step :math:`w T - 1` and ``final`` from step :math:`T - 1`.
 
     Parameters
     ----------
     {total_steps}
     warmup_fraction : float, default=0.3
-        w, the part of the steps in which the rate rises, in [0, 1).
+        w, the fraction of the steps in which the rate rises, in [0, 1).
     initial : float, default=0.04
         Factor of the first step, in [0, inf): 1 / ``div_factor``.
     final : float, default=4e-6
@@ -374,7 +374,7 @@ class OneCycle(Planned):
 
 
 def total_steps_of(schedule: Schedule, own: int | None, progress: Progress) -> int:
-    """Return the steps of a schedule: its own number, or those of the run."""
+    """Return the number of steps of a schedule: ``own``, or that of the training run if ``own`` is None."""
     total = progress.total_steps if own is None else own
     if total is None:
         raise ValueError(f"{schedule!r} does not know how many steps training takes: give total_steps.")
@@ -382,7 +382,7 @@ def total_steps_of(schedule: Schedule, own: int | None, progress: Progress) -> i
 
 
 def _cosine(start: float, end: float, fraction: float) -> float:
-    """Return the point of half a cosine from ``start`` to ``end``."""
+    """Return the value at ``fraction`` of half a cosine from ``start`` to ``end``."""
     return end + (start - end) * (1.0 + cos(pi * fraction)) / 2.0
 
 
@@ -409,9 +409,9 @@ class Constant(Schedule):
 
 
 class InverseScaling(Schedule):
-    r"""The learning rate falls with the number n of rows seen, epoch by epoch: :math:`(n + 1)^{-p}`.
+    r"""The learning rate falls after each epoch with the number n of rows trained on: :math:`(n + 1)^{-p}`.
 
-    It is ``learning_rate="invscaling"`` of scikit-learn's MLP, and as steep: a factor of 0.03 after 1000 rows.
+    It is ``learning_rate="invscaling"`` of scikit-learn's MLP, and falls as fast: the factor is 0.03 after 1000 rows.
 
     Parameters
     ----------
@@ -436,17 +436,17 @@ class InverseScaling(Schedule):
 
 
 class Adaptive(Schedule):
-    r"""The learning rate is divided at every plateau: :math:`d^{-k}` after k plateaus.
+    r"""The learning rate is divided by d at every plateau: :math:`d^{-k}` after k plateaus.
 
-    Training ends at the first plateau that a rate of at most ``min_rate`` reaches. With the defaults it
-    is ``learning_rate="adaptive"`` of scikit-learn's MLP.
+    Training ends at the first plateau at which the learning rate is at most ``min_rate``. With the defaults it is
+    ``learning_rate="adaptive"`` of scikit-learn's MLP.
 
     Parameters
     ----------
     divisor : float, default=5.0
         d, in (1, inf).
     min_rate : float, default=1e-6
-        A learning rate, in [0, inf): not a factor.
+        The learning rate (not a factor) at which training ends, in [0, inf).
 
     Examples
     --------
@@ -469,12 +469,12 @@ class Adaptive(Schedule):
         return self.divisor**-progress.plateaus
 
     def stops_at_plateau(self, progress: Progress, learning_rate_init: float) -> bool:
-        # progress counts the new plateau already; the rate that led to it decides, not the one that would follow
+        # progress already counts the new plateau, but the rate before the plateau decides
         return learning_rate_init * self.divisor ** (1 - progress.plateaus) <= self.min_rate
 
 
 class StepDecay(Schedule):
-    r"""The learning rate is multiplied by γ every so many steps: :math:`γ^{⌊t / s⌋}` after t steps.
+    r"""The learning rate is multiplied by γ every s steps: :math:`γ^{⌊t / s⌋}` after t steps.
 
     Parameters
     ----------
@@ -526,22 +526,23 @@ class Exponential(Schedule):
         return self.gamma**progress.step
 
 
-# Warmup, which leads to another schedule, and the registry.
+# Warmup before another schedule, and the registry.
 
 
 class Warmup(Schedule):
-    r"""A straight line up to the beginning of another schedule, then that schedule.
+    r"""A straight line up to the initial factor of another schedule, then that schedule.
 
     .. math:: (a + (1 - a) t / W) f(0) \text{ for } t < W, \quad f(t - W) \text{ after}
 
     Parameters
     ----------
     steps : int, default=100
-        W, at least 1. The other schedule counts its steps from there, and has that many fewer in all.
+        W, the number of warmup steps, at least 1. The other schedule starts after them. If it spans the steps of
+        training, it spans W fewer.
     schedule : str or Schedule, default="constant"
-        f, the other schedule; its parameters are tunable as ``schedule__NAME`` when it is an object.
+        f, the other schedule. If it is an object, its parameters are tunable as ``schedule__NAME``.
     start : float, default=0.0
-        a, in [0, 1]. With 0 the first step leaves the parameters as they are.
+        a, the initial factor, in [0, 1]. With 0, the first step does not change the parameters.
 
     Examples
     --------
@@ -576,11 +577,11 @@ class Warmup(Schedule):
         return self._inner().finished(self._after(progress))
 
     def _inner(self) -> Schedule:
-        # Made anew at each step, as the parameter must stay the name that it was given as; that takes a microsecond.
+        # Make the object in each step, because the parameter must remain the given name; this takes a microsecond.
         return SCHEDULES[self.schedule]() if isinstance(self.schedule, str) else self.schedule
 
     def _after(self, progress: Progress) -> Progress:
-        """Return ``progress`` as the other schedule sees it."""
+        """Return ``progress`` without the warmup steps, for the other schedule."""
         total = None if progress.total_steps is None else max(progress.total_steps - self.steps, 1)
         return replace(progress, step=max(progress.step - self.steps, 0), total_steps=total)
 
@@ -590,5 +591,5 @@ SCHEDULES: dict[str, type[Schedule]] = registered(Schedule, vars())
 
 
 def resolve_schedule(schedule: str | Schedule, role: str = "learning_rate") -> Schedule:
-    """Return the schedule that a name or an object stands for, its parameters validated; errors name the ``role``."""
+    """Return the schedule for a name or an object, with validated parameters; errors name the parameter ``role``."""
     return resolve(role, schedule, SCHEDULES, Schedule)

@@ -1,8 +1,8 @@
-"""Types that ``skops.io.load`` is to trust, so that it loads the estimators of this package.
+"""The types that ``skops.io.load`` must trust to load the estimators of this package.
 
-skops builds an object only if its type is known to it or named by the caller. ``TRUSTED_TYPES`` names the types of this
-package (estimators, components by registry, and what fitted estimators hold) and three others: loading them reads
-numbers, texts and ONNX graphs, imports no other module and runs no code from the file.
+skops builds an object only if it knows its type or the caller names it. ``TRUSTED_TYPES`` names the types of this
+package (estimators, registered components, and types inside fitted estimators) and three others. Loading them reads
+numbers, strings and ONNX graphs, imports no other module and runs no code from the file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HELD = (
     "runtime.Runtime",
     "schedules.Progress",
 )
-"""Further classes of this package, by module, of which parameters and fitted recipes are made."""
+"""Classes of this package, by module, that parameters and fitted recipes hold besides registered components."""
 
 OTHER_TYPES = ("builtins.frozenset", "numpy.dtype", "onnx.onnx_ml_pb2.ModelProto")
 
@@ -57,8 +57,8 @@ TRUSTED_TYPES: tuple[str, ...] = tuple(
 )
 """Value of ``trusted`` with which ``skops.io.load`` loads every estimator of this package.
 
-A pipeline may hold types of other packages, and an estimator a fitted model or functions of yours:
-``skops.io.get_untrusted_types`` names them; judge them one by one.
+A pipeline may hold types of other packages, and an estimator may hold a fitted model or your own functions.
+``skops.io.get_untrusted_types`` lists such types; decide for each whether you trust it.
 
 Examples
 --------

@@ -238,7 +238,7 @@ class ActiveTraining(StatefulTraining):
         self._deferred.append(call)
 
     def conclude_step(self) -> None:
-        """Make the calls deferred during a minibatch step; those of a search on all rows wait for its epoch."""
+        """Make the calls deferred during a minibatch step. A search on all rows has no such steps: its calls wait."""
         if self._trainer.part is not None:
             self.conclude_epoch(ended=False)
 

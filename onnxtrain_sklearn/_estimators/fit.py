@@ -481,13 +481,13 @@ class ResumedState:
 
     @property
     def can_restore(self) -> bool:
-        """True if the arrays held here are still those from before the call: copies, or not yet touched by a step."""
+        """True if the arrays have the values from before the call: they are copies, or no step has changed them."""
         optimizer, history = self._state.optimizer_state, self._state.history
         same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch
         return self._is_copied or same
 
     def restore(self) -> None:
-        """Restore the state. The step is made anew: it may be bound to other arrays, or hold its own on a device."""
+        """Restore the state, and discard the step, which may be bound to other arrays or hold copies on a device."""
         state = self._state
         state.live.step = state.live.step_key = None
         state.parameters.buffer[...] = self._buffer

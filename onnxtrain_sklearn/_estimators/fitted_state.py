@@ -279,7 +279,7 @@ class FittedState:
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
-    """Return the names of the sparse inputs that products take without making them dense; ``every``: of all of them."""
+    """Return the names of the inputs that stay sparse in products or, with ``every``, of all sparse inputs."""
     return tuple(name for name, one in columns.items() if one.stays_sparse or (every and one.is_sparse))
 
 

@@ -250,7 +250,7 @@ def _require_rows(n_rows: int, targets: Targets) -> None:
 
 
 def known_classes(classes: Any, earlier: Classes, *, of_columns: bool) -> Classes:
-    """Return ``classes`` as arrays, sorted; None takes the ``earlier`` ones. They must equal those of an earlier call.
+    """Return ``classes`` sorted, or ``earlier`` classes if ``classes`` is None; raise ValueError if both differ.
 
     With ``of_columns`` the user must give them in sorted order, because the columns of a given graph or of soft labels
     belong to the classes in that order.
@@ -481,7 +481,7 @@ def choose_output(
             require_column_shape(reference.row_shape, reference.name)
         kind, classifies = output_task.output_kind, output_task.classifies
         if not classifies and scores_for(loss, targets) != targets.n_scores:
-            kind = "scores"  # of which only some are predictions
+            kind = "scores"  # only some of these scores are predictions
         graph, n_scores = resolve_output_kind(graph, reference, kind, classifies=classifies)
     elif earlier is not None:
         n_scores = earlier.n_scores
@@ -493,7 +493,7 @@ def choose_output(
 
 
 def scores_for(loss: Loss, targets: Targets) -> int:
-    """Return the number of scores of a row that the loss takes; raise where it must have one for each target."""
+    """Return the number of scores per row that the loss takes; raise if targets of this shape need one per target."""
     if targets.task not in loss.tasks:  # ``decoding_for`` refuses the task; a loss is for a label, not for several
         return targets.n_scores
     found = loss.n_scores(targets.task, targets.n_scores)
@@ -582,7 +582,7 @@ def decoding_for(
 
 
 def require_numbers_in_order(classes: Classes) -> None:
-    """Raise if the sorted order of the classes may not be theirs: texts are sorted by the alphabet."""
+    """Raise unless the classes are numbers, because the alphabetical order of strings may not be their real order."""
     if not isinstance(classes, np.ndarray) or classes.dtype.kind not in "biuf":
         raise ValueError(
             f"loss='ordinal' takes labels in order, so they must be numbers: texts such as {listed(classes)} would be "

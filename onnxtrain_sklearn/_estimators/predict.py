@@ -126,7 +126,7 @@ def decisions(decoding: Decoding, numbers: np.ndarray, X: MatrixLike) -> np.ndar
 
 
 def log_probabilities(scores: np.ndarray) -> np.ndarray:
-    """Return the log-probabilities of classes in order, as ``log_probabilities_in_order`` emits them."""
+    """Return the log-probabilities of ordered classes from their scores, as ``log_probabilities_in_order`` emits."""
     beyond, at = -np.logaddexp(0, -scores), -np.logaddexp(0, scores)
     passed = np.concatenate([np.zeros_like(scores[:, :1]), np.cumsum(beyond, axis=1)], axis=1)
     passed[:, :-1] += at

@@ -498,7 +498,7 @@ def mask_of_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarr
 
 
 def mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
-    """Return the mean rank of the labels of a block among the sorted ``labels``; ``counts`` are those of the block."""
+    """Return the mean rank of a block's labels among the sorted ``labels``; ``counts`` counts the block's labels."""
     places = np.searchsorted(labels, counts.labels)
     return float(np.average(places, weights=counts.totals)) if counts.totals.any() else 0.0
 

@@ -217,7 +217,7 @@ def target_numbers(decoding: Decoding, dtype: DType) -> dict[str, np.ndarray]:
 
 
 class OutputNames(NamedTuple):
-    """Names of the outputs: that of predicted numbers, and a prefix for labels, probabilities and scores."""
+    """Names of outputs: ``numbers`` for predicted numbers, and a ``prefix`` for labels, probabilities and scores."""
 
     numbers: str = "variable"
     prefix: str = ""

@@ -332,7 +332,7 @@ def _read_concat(node: ir.Node, depth: int) -> Activation | None:
 
 
 def _read_column(node: ir.Node, depth: int) -> Activation | None:
-    """Match one of the two columns of a softmax, or of 1 - p and p."""
+    """Match one column of a softmax of two scores, or of the pair 1 - p and p."""
     x, index = node.inputs[0], _selected_column(node)
     if x is None or x.shape is None or list(x.shape[1:]) != [2] or index not in (0, 1):
         return None

@@ -31,8 +31,9 @@ def apply_link(op: GraphBuilder, link: Link, scores: ir.Value) -> ir.Value:
     """Emit the predictions for scores of shape (N, k). They are not meant to be differentiated.
 
     "hard_sigmoid" is ``(clip(s, -1, 1) + 1) / 2``. "clipped_margin" is the same for one column; several columns are
-    divided by their sum, and if that is 0 all classes are equally likely. "ordinal" gives the probabilities of k + 1
-    classes in order, from the log-odds of a class beyond each of the first k. The other names are the usual functions.
+    divided by their sum; if it is 0, all classes are equally likely. "ordinal" gives the probabilities of k + 1 ordered
+    classes: score j is the log-odds of a class after j, among the classes from j on. All other names are the usual
+    functions.
     """
     if link not in LINKS:
         raise ValueError(f"Unknown link {link!r}.{nearest(link, LINKS)}")
@@ -55,9 +56,9 @@ def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
 
 
 def log_probabilities_in_order(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    """Emit the log-probabilities (..., k + 1) of classes in order from scores (..., k).
+    """Emit the log-probabilities (..., k + 1) of ordered classes from scores (..., k).
 
-    Score j is the log-odds that the class is beyond j, given that it is j or beyond.
+    Score j is the log-odds that the class comes after j, given that it does not come before j.
     """
     k = int(str((op.shape(scores) or (0,))[-1]))
     beyond, at = op.Neg(op.Softplus(op.Neg(scores))), op.Neg(op.Softplus(scores))
@@ -66,7 +67,7 @@ def log_probabilities_in_order(op: GraphBuilder, scores: ir.Value) -> ir.Value:
 
 
 def _mean_in_order(op: GraphBuilder, values: ir.Value) -> ir.Value:
-    """Emit the scores of classes in order whose probabilities are the means over the members."""
+    """Emit the scores of ordered classes whose probabilities are the means over the members."""
     logs = _log_mean_exp(op, log_probabilities_in_order(op, values))
     k = int(str((op.shape(values) or (0,))[-1]))
     own = [op.Slice(logs, [j], [j + 1], [1]) for j in range(k)]

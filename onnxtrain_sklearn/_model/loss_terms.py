@@ -222,7 +222,7 @@ def margin(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
 
 
 def class_log_odds(op: GraphBuilder, scores: ir.Value, y: ir.Value) -> ir.Value:
-    """Emit ``log(p_t / (1 - p_t))`` of the true class: its score less the log-sum-exp of the others."""
+    """Emit ``log(p_t / (1 - p_t))`` of the true class: its score minus the log-sum-exp of all other scores."""
     others = op.Sub(scores, op.Mul(y, 1e30))  # takes the true class out of the sum
     return op.Sub(row_sum(op, op.Mul(y, scores)), op.ReduceLogSumExp(others, axes=[-1], keepdims=True))
 

@@ -322,7 +322,7 @@ def is_stateless(graph: ir.Graph) -> bool:
 
 
 def replace_random(graph: ir.Graph) -> None:
-    """Replace random numbers by their means, in place; raise UnsupportedOperatorError where that is not exact."""
+    """Replace random numbers by their means, in place; raise UnsupportedOperatorError if that is not exact."""
     nodes = [node for node in every_node(graph) if is_random(node)]
     for node in nodes:
         if node.graph is not graph:

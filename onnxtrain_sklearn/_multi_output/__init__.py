@@ -1,1 +1,1 @@
-"""The estimator that trains several outputs of a graph, each by a loss of its own."""
+"""The estimator that trains several outputs of a graph together, each with its own loss."""

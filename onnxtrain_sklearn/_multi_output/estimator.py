@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-# Results of an estimator of several outputs: predictions and scores by output, weights, the graph.
+# The methods that the estimator has depend on its losses; the score of each output.
 
 
 def _require_probabilities(estimator: Parameters) -> bool:
@@ -87,7 +87,7 @@ def _require_scores_of_classes(estimator: Parameters) -> bool:
 
 
 def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
-    """Return the score of one output on the rows that have a weight."""
+    """Return the score of one output on the rows whose weight for it is above zero."""
     weights: Any = None
     if sample_weight is not None:
         weights = checked_weights(sample_weight, len(predicted))
@@ -120,7 +120,7 @@ def _scores_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dic
             for name, output_task in output_tasks.items():
                 y, found, own, total = targets[name], predicted[name], weights[name], sums[name]
                 with naming(name):
-                    if own is not None:  # rows of weight zero have no part in the score, and are not read
+                    if own is not None:  # targets of rows of weight zero are not read
                         counted = np.flatnonzero(checked_weights(own, rows.n_rows))
                         y, found, own = y[counted], found[counted], own[counted]
                     if isinstance(total, SumOfAccuracies):
@@ -140,11 +140,11 @@ def _scores_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dic
 @documented(attributes=output_attributes())
 @dataclass(kw_only=True, eq=False, repr=False)
 class OrtGradientMultiOutput(GraphEstimator):
-    """Train several outputs of an ONNX graph together, each by a loss of its own.
+    """Train several outputs of an ONNX graph together, each with its own loss.
 
-    Minimizes the sum of the losses, ``sum_j loss_weights[j] * loss_j``; each is the mean over the rows, weighted by
-    the sample weights of its output. ``y`` and the predictions are dicts by output: of labels for outputs with a loss
-    for classification, of numbers for those with a loss for regression.
+    It minimizes the sum of the losses, ``sum_j loss_weights[j] * loss_j``. Each loss is the mean over the rows,
+    weighted by the sample weights of its output. ``y`` and the predictions are dicts by output. They hold labels for an
+    output with a loss for classification, and numbers for an output with a loss for regression.
 
     {parameters}
     {attributes}
@@ -156,13 +156,13 @@ class OrtGradientMultiOutput(GraphEstimator):
 
     Notes
     -----
-    A row of weight zero in an output has no label there, and what ``y`` holds for it is not read: rows with some of the
-    labels are trained by ``sample_weight={"size": size_is_known}``. With different weights of the outputs, the factor
-    of each is fixed for all rows of a call, so that minibatches estimate the sum of the means without bias; the penalty
-    is divided by the number of rows with any label.
+    A row whose weight is zero for an output needs no target for this output: ``y`` is not read there. So rows that lack
+    some targets can be trained by ``sample_weight={"size": size_is_known}``. If outputs weight rows differently, the
+    mean of each loss is scaled by a factor that is fixed for all rows of a call, so that minibatches estimate the sum
+    of the means without bias. The penalty is divided by the number of rows with any target.
 
-    ``predict`` returns a dict, so scikit-learn's meta-estimators that read predictions do not apply. Searches and
-    cross-validation do, with ``y`` as :class:`Inputs` or as a data frame: they call :meth:`score`.
+    ``predict`` returns a dict, so scikit-learn's meta-estimators that read predictions do not work. Searches and
+    cross-validation work, with ``y`` as :class:`Inputs` or as a data frame, because they call :meth:`score`.
 
     Examples
     --------
@@ -185,7 +185,7 @@ class OrtGradientMultiOutput(GraphEstimator):
     ['species_label', 'species_probabilities', 'width']
     """
 
-    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    __module__ = "onnxtrain_sklearn"  # pickles refer to the class by this path
 
     loss: Any = None
     loss_weights: Mapping[str, float] | None = None
@@ -217,12 +217,13 @@ class OrtGradientMultiOutput(GraphEstimator):
             with its name. If X is a table in files, a dict of the target column, or columns, of each output; None for
             :class:`RowBlocks`, whose ``target`` is that dict.
         sample_weight : array-like of shape (n_samples,), or dict of str to array-like, default=None
-            Weight of each row in the mean losses of all outputs, or by output, None for one; >= 0. Targets of weight
-            zero are not read. None: one. If X is a table in files, the name of a column, or a dict of them.
-        X_val, y_val, sample_weight_val : like the ones above, default=None
+            Weight of each row in the mean losses, >= 0: an array for all outputs, or a dict by output. None: one, also
+            in the dict. Targets of weight zero are not read. If X is a table in files, the name of a column, or a dict
+            of names.
+        X_val, y_val, sample_weight_val : like X, y and sample_weight, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
         classes : dict of str to array-like, default=None
-            All labels of outputs for which ``y`` lacks some, sorted.
+            All labels, sorted, of each output for which ``y`` lacks some labels.
 
         Returns
         -------
@@ -236,7 +237,7 @@ class OrtGradientMultiOutput(GraphEstimator):
             The graph cannot be read, or cannot be trained on these data.
         DivergenceError
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
-            the last weights of a finite loss.
+            the last weights with a finite loss.
         """
         known: Any = classes
         training: tuple[Any, Any, Any] = (X, y, sample_weight)
@@ -251,10 +252,10 @@ class OrtGradientMultiOutput(GraphEstimator):
         *,
         classes: Mapping[str, ArrayLike] | None = None,
     ) -> Self:
-        """Prepare everything that :meth:`fit` prepares, and take no step.
+        """Prepare the estimator for training, as :meth:`fit` does, without taking a step.
 
-        The scales and classes of the outputs are known, and the optimizer is at its start. :meth:`partial_fit` and
-        :meth:`load_training_state` go on from there.
+        The scales and classes of the outputs are determined, and the optimizer is in its initial state.
+        :meth:`partial_fit` and :meth:`load_training_state` continue from there.
 
         Parameters
         ----------
@@ -303,8 +304,8 @@ class OrtGradientMultiOutput(GraphEstimator):
         Returns
         -------
         dict of str to ndarray
-            By output: labels as :meth:`OrtGradientClassifier.predict` gives them, numbers as
-            :meth:`OrtGradientRegressor.predict` does. For a source, a ``pyarrow.RecordBatchReader`` with columns by
+            The labels or numbers of each output, in the form of :meth:`OrtGradientClassifier.predict` or
+            :meth:`OrtGradientRegressor.predict`. For a source, a ``pyarrow.RecordBatchReader`` with columns by
             the names of the outputs: ``width``, or ``width_0``, ... for several numbers.
         """
         if reads_source(X):
@@ -328,8 +329,9 @@ class OrtGradientMultiOutput(GraphEstimator):
         Returns
         -------
         dict of str to ndarray
-            For each output whose loss gives probabilities, as :meth:`OrtGradientClassifier.predict_proba`. For a
-            source, a ``pyarrow.RecordBatchReader`` with columns such as ``species_setosa``.
+            The probabilities of each output whose loss gives them, in the form of
+            :meth:`OrtGradientClassifier.predict_proba`. For a source, a ``pyarrow.RecordBatchReader`` with columns
+            such as ``species_setosa``.
         """
         if reads_source(X):
             return predicted_batches(self, "predict_proba", X)
@@ -352,7 +354,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         Returns
         -------
         dict of str to ndarray
-            For each output with labels, as :meth:`OrtGradientClassifier.decision_function`.
+            The scores of each output with labels, in the form of :meth:`OrtGradientClassifier.decision_function`.
         """
         if reads_source(X):
             return predicted_batches(self, "decision_function", X)
@@ -372,7 +374,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         Returns
         -------
         float
-            The plain mean of :meth:`output_scores`; ``loss_weights`` have no part in it.
+            The unweighted mean of :meth:`output_scores`; ``loss_weights`` do not affect it.
         """
         return float(np.mean(list(self.output_scores(X, y, sample_weight).values())))
 
@@ -387,8 +389,8 @@ class OrtGradientMultiOutput(GraphEstimator):
         Returns
         -------
         dict of str to float
-            By output, as :meth:`OrtGradientClassifier.score` and :meth:`OrtGradientRegressor.score` define them. Rows
-            of weight zero in an output have no part in its score.
+            The score of each output, as :meth:`OrtGradientClassifier.score` and :meth:`OrtGradientRegressor.score`
+            define it. Rows whose weight for an output is zero do not affect its score.
         """
         check_is_fitted(self)
         if reads_source(X):
@@ -414,9 +416,9 @@ class OrtGradientMultiOutput(GraphEstimator):
         Returns
         -------
         onnx.ModelProto
-            A graph without training-only operators. An output of numbers keeps its name. One of labels is replaced by
-            two: ``NAME_label``, and ``NAME_probabilities`` with a column per class, or ``NAME_scores`` where the loss
-            gives no probabilities.
+            A graph without training-only operators. An output of numbers keeps its name. Two outputs replace an output
+            of labels: ``NAME_label``, and ``NAME_probabilities`` with a column per class, or ``NAME_scores`` if the
+            loss gives no probabilities.
         """
         if not isinstance(raw_scores, bool):
             raise ValueError(f"raw_scores must be True or False, got {raw_scores!r}.")
@@ -439,35 +441,35 @@ class OrtGradientMultiOutput(GraphEstimator):
     def _predicted(
         self, X: TableLike, output: int = 0, *, with_scores: bool = False
     ) -> list[tuple[str, Decoding, np.ndarray]]:
-        """Return the name, the decoding and one output of the inference graph of each part."""
+        """Return, for each trained output, its name, its decoding and one of its outputs in the inference graph."""
         check_is_fitted(self)
         found, state = self._predict(X, output, with_scores=with_scores), self._state
         return list(zip((form.output for form in state.graph.forms), state.decoding.parts, found, strict=True))
 
     def _predict(self, X: TableLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:
         state = self._state
-        rows: Any = X  # tables in files come here in batches
+        rows: Any = X  # a batch of rows, if X is a table in files
         columns = graph_inputs(self, rows, state.graph.inputs, None, reset=False)
         numbers = numbers_of_outputs(state.decoding, output, with_scores=with_scores)
         return state.predictor(columns, with_scores=with_scores).run_several(columns, numbers)
 
 
-# Predictions of several outputs: a dict that says why scikit-learn's metrics do not take it.
+# Predictions of several outputs: a dict with a clear error for scikit-learn's metrics, which do not take it.
 
 
 OutputArray = TypeVar("OutputArray")
 
 
 class OutputPredictions(dict[str, OutputArray]):
-    """Predictions by output.
+    """A dict of predictions by output, whose ``shape`` raises a clear error.
 
-    Metrics of scikit-learn read the shape of their arguments. For a dict, which has none, their errors would give the
-    number of outputs, or print all rows.
+    Metrics of scikit-learn read the shape of their arguments. For a plain dict, which has none, their errors would
+    mention the number of outputs as the number of rows, or print all rows.
     """
 
     @property
     def shape(self) -> Any:
-        """Raise: a dict of arrays has no shape."""
+        """Raise a TypeError that says how to score predictions by output, because a dict has no shape."""
         raise TypeError(
             f"Metrics of scikit-learn take one array, and these predictions are a dict by output: {list(self)}. Score "
             f"one output, metric(y[{next(iter(self), '...')!r}], predictions[{next(iter(self), '...')!r}]), or all of "

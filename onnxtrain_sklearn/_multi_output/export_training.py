@@ -1,4 +1,4 @@
-"""`export_training` as a function, for estimators and for models, on one output or on several."""
+"""The function ``export_training``, for estimators and models with one or several trained outputs."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ def export_training(
     Parameters
     ----------
     model : estimator, onnx.ModelProto, bytes, path, builder or fitted model
-        An estimator of this package, whose method of this name is called, or what an estimator takes as ``model``.
+        An estimator of this package, whose method ``export_training`` is called, or a model that an estimator takes as
+        ``model``.
     folder : str or path
         The folder to write.
     X, y : data as for ``fit``, default=None
-        Some rows, for the shapes of the graph and the classes. A fitted estimator needs none.
+        Some rows, from which the shapes of the graph and the classes follow. A fitted estimator needs none.
     batch_size : int, default=None
-        Rows of a minibatch; None: those of the estimator.
+        Rows of a minibatch; None: the estimator's batch size.
     form : {"both", "step", "epoch"}, default="both"
         The training graphs to write.
     target : {"any", "web"}, default="any"
-        "web": the graphs run on WebGPU too, which lacks float64.
+        Where the graphs must run. "web" includes WebGPU, which lacks float64.
     loss : str, Loss, or dict of str to str or Loss, default="log_loss"
-        The loss of a model, which decides between classification and regression. A dict by output, with ``y`` as one
-        too: those outputs are trained together, as by :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`.
+        The loss for a model, which decides between classification and regression. If ``loss`` and ``y`` are dicts by
+        output, these outputs are trained together, as by :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`.
     **parameters : object
-        Further parameters of the estimator that a model gets, such as ``optimizer``.
+        Further parameters of the estimator that is made for a model, such as ``optimizer``.
 
     Examples
     --------

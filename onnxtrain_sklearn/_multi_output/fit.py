@@ -81,39 +81,41 @@ _LEFT_OUT = ("finetune",)
 OUTPUTS: Mapping[str, Parameter] = {
     **{name: declared for name, declared in SHARED.items() if name not in _LEFT_OUT},
     "model": Parameter("onnx.ModelProto, bytes, path, ONNXProgram or GraphModel", """
-The graph to train, with the outputs that ``loss`` names: float32 or float64; float16 and bfloat16 are trained in
-float32 and exported in their own type. Training starts from the weights in it; the model itself is not changed.
-:meth:`describe` lists the weights. A final activation of an output is recognized: its loss is taken on the scores
-before it. :class:`~onnxtrain_sklearn.GraphModel` adds to a graph how it is read, where outputs differ by output.""",
+The graph to train, with the outputs that ``loss`` names. Its weights are float32 or float64; float16 and bfloat16 are
+trained in float32 and exported in their own type. Training starts from the weights of the model, which itself does not
+change. :meth:`describe` lists the weights. A final activation of an output is recognized: its loss is computed from the
+scores before it. :class:`~onnxtrain_sklearn.GraphModel` adds settings for reading the graph; those that differ between
+outputs are dicts by output.""",
         steers=False),
     "loss": Parameter("dict of str to str, Loss or block", """
-The loss on each trained output, by its name: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. A loss for
-classification makes the output one of labels, a loss for regression one of numbers; a loss of your own says by its
-attribute ``tasks`` which it is. Outputs without a loss are left out: they are neither trained nor predicted.""",
+The loss for each trained output, by the output's name: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object.
+An output with a loss for classification predicts labels, an output with a loss for regression predicts numbers. The
+attribute ``tasks`` of your own loss says which kind it is. Outputs without a loss are neither trained nor
+predicted.""",
         (Instance(Mapping, "a dict of losses by output"), None)),
     "loss_weights": Parameter("dict of str to float, or None", """
-What the loss on each output is multiplied by in their sum, by output; 1 for those that it does not name. None: 1 for
-all.""", (Instance(Mapping, "a dict of numbers by output"), None)),
+Factor of each loss in their sum, by output; 1 for an output that the dict does not name. None: 1 for all
+outputs.""", (Instance(Mapping, "a dict of numbers by output"), None)),
     "ignore_label": Parameter("int, float, str, None or dict", """
-Label that does not count, as in :class:`OrtGradientClassifier`: for all outputs with labels,
-or by output, -100 for others.""", (*CLASSIFIER["ignore_label"].rules, _BY_OUTPUT)),
+Label to ignore, as in :class:`OrtGradientClassifier`: one for all outputs with labels, or a dict by output; -100 for an
+output that the dict does not name.""", (*CLASSIFIER["ignore_label"].rules, _BY_OUTPUT)),
     "class_weight": Parameter('"balanced", None or dict', """
-Weights of the classes: "balanced" for all outputs with labels, or by output a dict of weights by label or "balanced",
-as in :class:`OrtGradientClassifier`; None for others.
+Weights of the classes, as in :class:`OrtGradientClassifier`: "balanced" for all outputs with labels, or a dict by
+output; None for an output that the dict does not name.
 "balanced" is not for ``partial_fit``.""", (OneOf(("balanced",)), _BY_OUTPUT, None)),
     "scoring": Parameter("callable or None", """
 Score on the validation data, higher is better, in place of the mean of the scores of the outputs: a function
 ``(estimator, X, y) -> float``. It is called after each epoch with an estimator that predicts the validation data ``X``
-by the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val`` and ``y_val``."""),
+with the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val`` and ``y_val``."""),
 }  # fmt: skip
 """The parameters of :class:`OrtGradientMultiOutput`."""
 
 
-# The steps of the preparation in `_estimators/fit.py` that differ for several outputs.
+# The functions called by ``prepare`` in `_estimators/fit.py` that differ for several outputs.
 
 
 def several_outputs(output_tasks: Tasks, stream: Callable[..., Stream]) -> Preparation:
-    """Return the steps of a preparation for outputs that learn these tasks."""
+    """Return the functions with which ``prepare`` prepares the training of several outputs with these tasks."""
     return Preparation(
         graph_plan=lambda estimator, resumed, X: GraphPlan(_known_outputs(estimator, resumed, output_tasks)),
         examples=lambda estimator, call, graph, fitted, resumed: several_examples(
@@ -128,7 +130,7 @@ def several_outputs(output_tasks: Tasks, stream: Callable[..., Stream]) -> Prepa
 
 
 def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_tasks: Tasks) -> TrainableModel:
-    """Return the given graph with the outputs that have a loss, or that of an earlier call."""
+    """Return the graph of an earlier call, or the given graph pruned to the outputs that have a loss."""
     names = tuple(output_tasks)
     if resumed is not None:
         assert resumed.began is not None
@@ -151,13 +153,13 @@ def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_ta
     return trainable_graph_of(given, several=names)[0]
 
 
-# Chooses the decodings of several outputs, one after the other as that of a single one, and the settings of the step.
+# Choose the decoding of each output as for a single output, then the settings of the joint step.
 
 
 def choose_decodings(
     output_tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples
 ) -> DecodedGraph:
-    """Return the decodings as one, and the output of the given graph for each of them on some rows of the data."""
+    """Return the joint decoding of all outputs, with the values of each output of the given graph for some rows."""
     estimator, config, resumed, targets = context.estimator, context.config, context.resumed, examples.targets
     assert isinstance(targets, SeveralTargets)
     decodings = [None] * len(output_tasks) if resumed is None else resumed.decoding.parts
@@ -183,7 +185,7 @@ def choose_decodings(
         more = part.decoding.task, part.decoding.link, part.decoding.n_scores, part.decoding.groups, weights[name]
         losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=own.lacks_labels))  # type: ignore[misc]
     whole = replace(graph, model=model)
-    # The joint decoding describes the joint targets: a matrix of numbers, each output with columns of its own.
+    # The joint decoding describes the joint targets: a matrix of numbers, in which each output has its own columns.
     decoding = Decoding("regression", "identity", targets.n_scores, parts=tuple(part.decoding for part in parts))
     seed = int(context.rng.randint(2**31 - 1)) if resumed is None else resumed.seed
     settings = config.with_decoding(TotalLoss(tuple(losses), targets.has_factors), decoding, seed)
@@ -199,15 +201,15 @@ def choose_decodings(
 def check_state_of_outputs(
     output_tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
 ) -> list[np.ndarray]:
-    """Complete a state; raise if it does not predict what the given graph does, output by output.
+    """Check and complete a state: raise ModelError if an output predicts other values than the given graph.
 
-    Return the scores of the rows that all outputs have in common.
+    Return the scores of each output for the rows on which all outputs were run.
     """
     state.balanced_outputs = balanced_outputs(output_tasks, context.call, examples)
     if context.call.stream is not None:
         state.balanced_outputs = context.call.stream.balanced_outputs([one.classes for one in state.decoding.parts])
     references, columns, scores = chosen.references, examples.columns, []
-    # Each output was run on rows of its own choice; the training graph is compared on those that all have in common.
+    # Outputs may have been run on different numbers of rows; compare the training graph on rows that all of them have.
     rows = min((one.rows for one in references if one is not None), key=len, default=np.empty(0, np.int64))
     for view, deployed, decoding, reference in zip(
         state.graph.views, state.deployed.views, state.decoding.parts, references, strict=True
@@ -226,13 +228,13 @@ def check_state_of_outputs(
     return scores
 
 
-# The score on validation data of several outputs: the mean of their scores, or a function of the user.
+# The score of several outputs on validation data: the mean of their scores, or a function of the user.
 
 
 def validation_of_outputs(
     output_tasks: Tasks, context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
-    """Return the rows to score and the function that scores the current parameters; both None without such rows."""
+    """Return the validation rows, and a function that scores the current parameters on them; None without such rows."""
     estimator, call, held_out = context.estimator, context.call, context.split.of(examples)[1]
     if call.validation is not None:
         data = call.validation[:2]
@@ -271,11 +273,11 @@ def validation_of_outputs(
     return scored, score
 
 
-# Each of several outputs as a classifier or a regressor of its own, which knows how targets are read and scored.
+# Treat each output as a classifier or a regressor, which defines how targets are read and scored.
 
 
 OF_GRAPH, OF_TARGETS = ("output_kind", "class_axis"), ("ignore_label", "class_weight")
-"""What may be given by output: settings of a :class:`GraphModel`, and parameters."""
+"""Settings of a :class:`GraphModel` and parameters of the estimator that may be dicts by output."""
 
 OF_LABELS = {"class_axis", *OF_TARGETS}
 """Those for outputs with labels alone."""
@@ -302,7 +304,7 @@ def output_tasks_of(estimator: Any) -> dict[str, OutputTask]:
 
 @contextmanager
 def naming(output: str) -> Iterator[None]:
-    """Say in errors which output they are about."""
+    """Prepend the name of an output to the messages of errors."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -312,7 +314,7 @@ def naming(output: str) -> Iterator[None]:
 
 
 def loss_weights(estimator: Any) -> dict[str, float]:
-    """Return the weight of the loss on each output."""
+    """Return the factor of each output's loss in the total loss."""
     losses, given = _losses_by_output(estimator), estimator.loss_weights or {}
     _require_outputs("loss_weights", given, losses)
     wrong = [w for w in given.values() if not isinstance(w, Real) or not 0 <= float(w) < math.inf]
@@ -343,7 +345,7 @@ def _require_outputs(what: str, given: Mapping[str, object], losses: Mapping[str
 
 
 def _single(estimator: Parameters, output: str, loss: Loss) -> BaseOrtGradient:
-    """Return the estimator of one output, a classifier or a regressor by the tasks of the loss."""
+    """Return the classifier or regressor that defines the task of one output; the loss decides between them."""
     classifies, regresses = bool(loss.tasks - {"regression"}), "regression" in loss.tasks
     if classifies and regresses:
         raise ValueError(
@@ -365,13 +367,13 @@ def _single(estimator: Parameters, output: str, loss: Loss) -> BaseOrtGradient:
 
 
 def _settings_of(estimator: Any) -> dict[str, Any]:
-    """Return the settings that may be given by output."""
+    """Return the settings of an estimator that may be dicts by output."""
     model = resolve_graph_model(estimator.model)
     return {name: getattr(model if name in OF_GRAPH else estimator, name) for name in (*OF_GRAPH, *OF_TARGETS)}
 
 
 def by_output(data: Any, outputs: Mapping[str, object], what: str) -> dict[str, Any]:
-    """Return data by output as a dict; they are one, :class:`Inputs`, or a data frame with columns by their names."""
+    """Return data as a dict by output, from a dict, :class:`Inputs`, or a data frame with the outputs' names."""
     require_in_memory(data, what)
     if is_frame(data):
         data = frame_arrays(data, list(outputs))
@@ -389,7 +391,7 @@ def by_output(data: Any, outputs: Mapping[str, object], what: str) -> dict[str, 
 
 
 def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict[str, Any]:
-    """Return the weights of the rows by output, None if all are one; a single array applies to all outputs."""
+    """Return the row weights of each output, None for weights of one; a single array applies to all outputs."""
     require_in_memory(sample_weight, "sample_weight")
     if not isinstance(sample_weight, Mapping | Inputs) and not is_frame(sample_weight):
         return dict.fromkeys(outputs, sample_weight)
@@ -399,7 +401,7 @@ def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict
     return by_output(given, outputs, "sample_weight")
 
 
-# Training and validation examples for several outputs: the rows with the targets and the weights of each.
+# Training and validation examples for several outputs: the rows, with targets and weights for each output.
 
 
 Tasks = Mapping[str, OutputTask]
@@ -408,7 +410,7 @@ Tasks = Mapping[str, OutputTask]
 def several_examples(
     estimator: Parameters, output_tasks: Tasks, call: Call, graph: TrainableModel | None, resumed: FittedState | None
 ) -> Examples:
-    """Return the examples of a call, without the factors of the outputs, which depend on the rows to train on."""
+    """Return the examples of a call, before the factors of the losses are computed from the training rows."""
     assert graph is not None
     convert = partial(graph_inputs, estimator, specs=graph.inputs, fitted=None, reset=resumed is None)
     columns = convert(call.X) if call.stream is None else call.stream.converted(call.X, convert)
@@ -436,7 +438,7 @@ def several_examples(
                         "arrays, or blocks whose buffer holds all rows."
                     )
                 if classes is None and not call.one_epoch:
-                    classes = call.stream.outputs[name].classes  # y is a sample, which may lack some
+                    classes = call.stream.outputs[name].classes  # y is a sample, which may lack some classes
             if call.one_epoch and decoding is None:
                 require_known_labels(output_task, y[name], classes, at_positions=at_positions)
             classes = known_classes(classes, None if decoding is None else decoding.classes, of_columns=True)
@@ -467,12 +469,13 @@ def targets_of_output(
     at_positions: bool = False,
     may_lack_labels: bool = False,
 ) -> tuple[Targets, np.ndarray | None]:
-    """Return the targets of one output and the weights of the rows; targets of rows of weight zero are not read."""
+    """Return the targets of one output and the row weights, without reading targets of rows of weight zero."""
     weights = None if sample_weight is None else checked_weights(sample_weight, n_rows)
-    # A later call of partial_fit may bring no label for this output: its rows all have weight zero there.
+    # In a later call of partial_fit, all rows may lack a target for this output: their weights are zero.
     if may_lack_labels and weights is not None and not weights.any() and decoding is not None:
         return _no_targets(decoding, n_rows, np.shape(y)[1:]), weights
-    # Rows of weight zero may hold anything, such as NaN: encode the other rows only, and spread the result.
+    # The targets of rows of weight zero may be anything, such as NaN. Encode only the other rows, then insert
+    # placeholders.
     rows = None if weights is None or weights.all() or not weights.any() else np.flatnonzero(weights)
     if rows is None or weights is None or len(y) != n_rows:
         return weighted_targets(output_task, n_rows, y, weights, classes, decoding, at_positions=at_positions)
@@ -483,7 +486,7 @@ def targets_of_output(
 
 
 def _no_targets(decoding: Decoding, n_rows: int, places: tuple[int, ...]) -> Targets:
-    """Return placeholder targets for an output for which no row has a label."""
+    """Return placeholder targets for an output for which no row has a target."""
     if decoding.positions is not None:
         classes: Any = decoding.classes
         values = np.full((n_rows, math.prod(places)), IGNORED, np.int64)
@@ -520,13 +523,13 @@ def balanced_outputs(output_tasks: Tasks, call: Call, examples: Examples) -> tup
     return tuple(balanced_class_weights(output_task, weights[name], part) for (name, output_task), part in each)
 
 
-# What training graphs need to know of several outputs: the loss of each, and the weights of its labels.
+# The content of training graphs for several outputs: the loss of each output, and the weights of its labels.
 
 
 def exported_outputs(output_tasks: Tasks, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
-    """Return the losses and decodings of training graphs that go on as ``partial_fit`` would."""
+    """Return the loss and the decoding of each output, for training graphs that continue as ``partial_fit`` would."""
     weights, last = loss_weights(estimator), dict[str, OutputLoss]()
-    if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call knows their weights
+    if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call set their weights
         last = {one.name: one for one in cast("TotalLoss", settings_of_step(state).loss).outputs}
     found = []
     for decoding, (name, output_task), balanced in zip(

@@ -1,7 +1,7 @@
-"""Train several outputs on a table in blocks.
+"""Train several outputs on a table that is read in blocks.
 
-:class:`OutputsStream` holds the facts on all rows that the first step needs, for each output those of a single one, and
-the mean weights of the outputs.
+:class:`OutputsStream` collects from all rows what the first step needs: the statistics of a :class:`Stream` for each
+output, and the mean weight of each output.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from ..losses import Loss
 from .fit import by_output, naming, targets_of_output, weights_by_output
 
 MORE_ROWS = 1024
-"""Rows to add to the sample, at most, for an output that has no label in it."""
+"""Most rows that are added to the sample for an output that has no target in it."""
 
 
 @dataclass
 class OutputsStream(Stream):
-    """The blocks of a call that trains several outputs, and what is known of all their rows.
+    """The blocks of a call that trains several outputs, with statistics of the targets in all their rows.
 
     Attributes
     ----------
     output_task : dict of str to OutputTask
     outputs : dict of str to Stream
-        The facts on the targets of each output.
+        The statistics of the targets of each output.
     alike : bool
-        True if all outputs weigh the rows alike.
+        True if all outputs give equal weights to the rows.
     mean_weights : dict of str to float
-        The mean weight of the rows to train on, by output, with the weights of classes.
+        The mean weight of the rows to train on, by output; row weights are multiplied by class weights.
     missing_labels : dict of str to int
-        The rows to train on without a label for an output.
+        The number of rows to train on that lack a target, by output.
     """
 
     outputs: dict[str, Stream] = field(default_factory=dict)
@@ -57,13 +57,13 @@ class OutputsStream(Stream):
     _first_blocks: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.block_means = None  # outputs differ in their means: the places of blocks in the table deal them
+        self.block_means = None  # outputs differ in their means, so blocks are mixed by their order in the table
         for name, task in self.output_task.items():
             self.outputs[name] = Stream(None, [], 0, 0, self.rng, output_task=task)
             self.missing_labels[name] = 0
 
     def _weights(self, y: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Return the targets by output, and the weights of the rows, which are zero for rows that do not count."""
+        """Return targets and row weights by output; class weights of zero make row weights zero."""
         targets = by_output(y, self.output_task, "y")
         given = weights_by_output(sample_weight, self.output_task)
         found, n_rows = {}, len(next(iter(targets.values())))
@@ -72,19 +72,19 @@ class OutputsStream(Stream):
                 if len(targets[name]) != n_rows:
                     raise ValueError(f"y has {len(targets[name])} rows, and {n_rows} for another output.")
                 weights = np.array(checked_weights(given[name], n_rows), np.float64)
-                rows = np.flatnonzero(weights)  # the targets of other rows are not read
+                rows = np.flatnonzero(weights)  # targets of rows of weight zero are not read
                 if len(rows):
                     weights[rows] *= mask_of_rows(task, rows_of(targets[name], rows), weights[rows])
                 found[name] = weights
         return targets, found
 
     def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
-        """Return a mask of the rows that count for some output."""
+        """Return a mask of the rows whose weight is above zero for any output."""
         weights = list(self._weights(y, sample_weight)[1].values())
         return np.asarray(np.sum(weights, axis=0) > 0)
 
     def add(self, i: int, y: Any, sample_weight: Any, known: Any, *, trains: bool) -> None:
-        """Add the targets of block ``i``; ``known`` are the given classes by output, or those of an earlier call."""
+        """Add the targets of block ``i`` to the statistics; ``known`` are classes by output that are known before."""
         targets, weights = self._weights(y, sample_weight)
         each = list(weights.values())
         counted = np.any([own > 0 for own in each], axis=0)
@@ -96,7 +96,7 @@ class OutputsStream(Stream):
                 self.missing_labels[name] += int(np.count_nonzero(counted & (own == 0)))
                 if own.any():
                     self._first_blocks.setdefault(name, i)
-            # Rows whose label has the weight zero do not count, but name a class.
+            # Rows whose class has the weight zero are included, because their labels are classes too.
             rows = np.flatnonzero(checked_weights(given[name], len(own)))
             if len(rows):
                 facts, task = self.outputs[name], self.output_task[name]
@@ -125,7 +125,7 @@ class OutputsStream(Stream):
         return {name: part.classes for name, part in zip(self.output_task, resumed.decoding.parts, strict=True)}
 
     def complete(self, known: Any) -> None:
-        """Complete the facts, once the targets of all blocks are added: read them again if weights differ."""
+        """Complete the statistics after the targets of all blocks were added; read targets again if weights differ."""
         self.alike &= all(task.class_weight is None for task in self.output_task.values())
         for name in self.output_task:
             if name not in self._first_blocks:
@@ -147,12 +147,12 @@ class OutputsStream(Stream):
         self.mean_weights = {name: total / self.n_rows for name, total in totals.items()}
 
     def _task(self, name: str) -> OutputTask:
-        """Return the task of an output, with the balanced weights of all rows."""
+        """Return the task of an output, with balanced class weights that are computed from all rows."""
         task: OutputTask = self.output_task[name]
         return replace(task, class_weight=self.outputs[name].class_weight(task.class_weight))
 
     def sample(self, sizes: Sequence[int]) -> list[Part]:
-        """Return the rows on which training is prepared, some of each output among them."""
+        """Return a sample of the rows, from which training is prepared, with some targets of each output."""
         parts = super().sample(sizes)
         held = {name for _, y, weights in parts for name, own in self._weights(y, weights)[1].items() if own.any()}
         for name in self.output_task:
@@ -174,7 +174,7 @@ class OutputsStream(Stream):
             found = []
             for name, task in tasks.items():
                 decoding, given = decodings[name], cast("np.ndarray | None", weights[name])
-                # Where outputs weigh rows alike, weights of one need not be stored. Elsewhere their factor is needed.
+                # Leave out weights that are all one if outputs give equal weights. Otherwise their factor is needed.
                 given = None if self.alike and (weights[name] == 1).all() else given
                 with naming(name):
                     own = targets_of_output(
@@ -189,7 +189,7 @@ class OutputsStream(Stream):
         return encoded
 
     def balanced_outputs(self, classes: Sequence[Any]) -> tuple[tuple[float, ...] | None, ...]:
-        """Return the balanced weights of the classes of each output; None of others."""
+        """Return the class weights of each output with ``class_weight="balanced"``, and None for other outputs."""
         found = list[tuple[float, ...] | None]()
         for (name, task), own in zip(self.output_task.items(), classes, strict=True):
             weights = self.outputs[name].class_weight("balanced")

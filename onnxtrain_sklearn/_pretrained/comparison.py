@@ -1,16 +1,17 @@
-"""Start training from the predictions of a given ONNX graph: run it, tell what its output holds, compare.
+"""Check that training starts from a given ONNX graph: run it, decide what its output holds, compare predictions.
 
-Three comparisons keep ``fit`` from training another model than the given one in silence. Each raises ModelError if
-results differ on some rows of the data:
+Three comparisons ensure that ``fit`` does not silently train another model than the given one. Each raises ModelError
+if results differ on some rows of the data:
 
-- :func:`require_exact_import` compares the graph as it was read with the file, run by onnxruntime as it is. Reading
+- :func:`require_exact_import` compares the graph that was read with the unchanged file, which onnxruntime runs. Reading
   rewrites a graph: it converts the opset, undoes changes that exporters made, replaces operators.
 - :func:`require_same_outputs` compares predictions of the untrained estimator with the output of the graph. They differ
   if the output was misread, for instance as scores instead of probabilities.
-- :func:`require_same_model` does so for a file of a fitted model, whose labels and scores must also fit each other.
+- :func:`require_same_model` compares them with a file of a fitted model, whose labels must also agree with its scores.
 
-:func:`reference_output` runs the graph, and refuses one that computes across rows. :func:`resolve_output_kind` decides
-whether its output holds scores or probabilities: by the operators at its end, and by its numbers if these do not tell.
+:func:`reference_output` runs the graph, and refuses a graph that computes across rows. :func:`resolve_output_kind`
+decides whether its output holds scores or probabilities: by the operators at its end or, if they do not determine it,
+by the numbers of the output.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ from ..models.given import bare_model, resolve_graph_model
 from .ml_files import FILE_TOLERANCE, FileComparison, FittedFile, Labels, are_indicators
 
 COMPARED_ROWS = 13
-"""Number of rows for the given graph, spread over the data: no exporter fixes the batch to this size."""
+"""Number of rows, spread over the data, on which the given graph is run; no exporter fixes the batch to this size."""
 
 COMPARED_NUMBERS = 2**20
-"""Most numbers of the output for these rows: of a graph with large rows, such as words by a vocabulary, take fewer."""
+"""Most numbers of the output for these rows; a graph with larger output rows, such as a vocabulary, gets fewer rows."""
 
 TELLING_ROWS = 8
-"""Smallest number of rows in [0, 1] for which a warning is issued."""
+"""Least number of rows with all numbers in [0, 1] for a warning that scores may be probabilities."""
 
 SOME_STEPS = 0.1
-"""Largest difference of outputs of a quantized graph: a number that rounds the other way moves all later layers."""
+"""Largest difference of outputs of a quantized graph, where one number that rounds the other way affects all layers."""
 
 RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 
@@ -99,13 +100,13 @@ class ReferenceOutput:
         Name of its output.
     rows : ndarray of int
     numbers : ndarray of shape (n_rows, n_columns)
-        Its rows are flat; with positions, one row for each of them.
+        The output with flattened rows; with positions, with one row for each position.
     row_shape : tuple of int
         Shape of a row of the output.
     positions : Positions or None
-        The axes of scores at each position of a row.
+        The axes of the scores, if rows have a label for each position.
     file : FileComparison or None
-        Result of the comparison with the file; None: the graph was not read from one.
+        Result of the comparison with the file; None if the graph was not read from a file.
     """
 
     model: ir.Model
@@ -117,7 +118,7 @@ class ReferenceOutput:
     file: FileComparison | None = None
 
     def as_matrix(self, found: np.ndarray) -> np.ndarray:
-        """Return an output of the graph in the layout of ``numbers``."""
+        """Return another output of the graph as a matrix of the form of ``numbers``."""
         if self.positions is None:
             return _as_flat_rows(found)
         whole = self.positions.classes_last(found)
@@ -130,14 +131,14 @@ class ReferenceOutput:
 
 
 def is_foreign(model: ModelLike) -> bool:
-    """Return True if ``model`` is a foreign ONNX graph: given, or built by a builder of the user."""
+    """Return True if the ONNX graph of ``model`` comes from the user: given, or built by the user's own builder."""
     return type(resolve_builder(model)) not in MODELS.values() and not is_estimator(bare_model(model))
 
 
 def reference_output(
     model: ModelLike, graph: TrainableModel, columns: Mapping[str, InputData], device: Device
 ) -> ReferenceOutput | None:
-    """Run the graph from which ``graph`` was made on some rows of the data; None if ``model`` is not foreign."""
+    """Return the output of the user's graph, from which ``graph`` was made, for some rows; None if there is none."""
     if not is_foreign(model):
         return None
     whole = graph.model if graph.reference is None else graph.reference
@@ -154,8 +155,8 @@ def reference_output(
         model, reduced, graph.joined, columns, rows, found, lambda some: predictor.run(columns, some)
     )
 
-    # The first axis of the output is that of the rows. It may be another axis of an input, as long as there are rows by
-    # chance: for another number of rows the predictor then raises. A fixed batch may also equal the number of rows.
+    # The first axis of the output must be the axis of the rows. It could be another axis of an input that has the same
+    # size by chance. Then the predictor raises for another number of rows, unless the batch size is fixed.
     if any(len(rows) in column.shape[1:] for column in columns.values()):
         predictor.run(columns, rows[:2])
     numbers = _as_flat_rows(found)
@@ -163,11 +164,11 @@ def reference_output(
         _run_on_any_batch(whole, predictor, columns, rows[[0, -1, 0]])
 
     # The output for a row must not depend on the other rows. A graph with a free batch axis may mix rows on purpose, so
-    # it is only warned of. A recurrent one does so by mistake: PyTorch's layers take the steps first by default.
+    # only warn. But a recurrent graph mixes them by mistake: PyTorch's layers have the time steps first by default.
     if _rows_meet(reduced, graph.output, graph.parameters):
         if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
             raise _across_rows(graph.output)
-        if not is_quantized(whole.graph):  # which may quantize by the range of the batch: rounding alone differs
+        if not is_quantized(whole.graph):  # its rounding may depend on the range of the batch
             warn(
                 f"Output {graph.output!r} {MIXED}: predictions depend on which rows are predicted together, and "
                 f"training on which rows a minibatch holds. Where the first axis of the graph is not that of rows, "
@@ -180,7 +181,7 @@ def reference_output(
 def _run_on_any_batch(
     whole: ir.Model, predictor: Predictor, columns: Mapping[str, InputData], rows: np.ndarray
 ) -> np.ndarray:
-    """Return the output for some rows; if the graph runs only on the batch it was exported for, say so."""
+    """Return the output for some rows; raise a clear error if the graph runs only on the batch size of its export."""
     try:
         with refusing("The graph does not run on the data"):
             return predictor.run(columns, rows)
@@ -212,14 +213,14 @@ def require_independent_features(model: ir.Model, name: str, trained: Sequence[s
 
 
 def _rows_meet(graph: ir.Model, name: str, trained: Sequence[str]) -> bool:
-    """Return True if an output of an inference form is known to depend on other rows."""
+    """Return True if the output of a row is known to depend on other rows, in a graph in inference form."""
     names, held = [value.name or "" for value in graph.graph.inputs], set(graph.graph.initializers)
     found = meeting_in(graph, names, [name], [one for one in trained if one in held], trained)
     return found is not None and found.seen
 
 
 def _may_go_along_rows(graph: ir.Graph) -> bool:
-    """Return True if the graph is recurrent, or an input names a later axis as that of the batch."""
+    """Return True if the graph may take its rows on another axis: it is recurrent, or an input names one ``batch``."""
     if any(node.op_type in RECURRENT and not node.domain for node in graph):
         return True
     for value in graph.inputs:
@@ -242,7 +243,7 @@ def run_graph(graph: ir.Model, columns: Mapping[str, InputData], rows: np.ndarra
 
 
 def _inputs_of(graph: ir.Model, columns: Mapping[str, InputData], output: str) -> Mapping[str, InputData]:
-    """Return the inputs that a graph reads: one of several outputs may depend on some of the inputs alone."""
+    """Return the inputs that a graph reads, because a single output may not depend on all inputs."""
     names = {value.name for value in graph.graph.inputs}
     if not names:
         raise ModelError(f"Output {output!r} depends on no input of the graph: there are no data to train it on.")
@@ -250,7 +251,7 @@ def _inputs_of(graph: ir.Model, columns: Mapping[str, InputData], output: str) -
 
 
 def as_columns(numbers: np.ndarray, name: str) -> np.ndarray:
-    """Return an output as a matrix with one row per row of the data; further axes must have size one."""
+    """Return an output as a matrix with a row per row of the data; raise ModelError if rows have several long axes."""
     require_column_shape(numbers.shape[1:], name)
     return _as_flat_rows(numbers)
 
@@ -269,7 +270,7 @@ def require_column_shape(row_shape: tuple[int, ...], name: str) -> None:
 
 
 def require_target_shape(reference: ReferenceOutput, targets: Targets) -> None:
-    """Raise ValueError if rows of the output differ in shape from those of numeric targets; one of them may be flat."""
+    """Raise ValueError if a row of the output has another shape than a row of numeric targets, unless one is flat."""
     shapes = reference.row_shape, targets.row_shape or (targets.n_scores,)
     output, y = ([size for size in shape if size != 1] for shape in shapes)
     if output != y and min(len(output), len(y)) > 1:
@@ -279,7 +280,7 @@ def require_target_shape(reference: ReferenceOutput, targets: Targets) -> None:
         )
 
 
-# Tell what an output holds: scores, probabilities, or means.
+# Decide what an output holds: scores, probabilities, or means.
 
 
 def resolve_output_kind(
@@ -296,7 +297,7 @@ def resolve_output_kind(
     elif graph.link == "exp":
         found = graph
     elif kind == "means" or graph.range[0] >= 0:
-        # Means, and outputs that cannot be negative, get a log link, for losses of the logarithm of the mean.
+        # Means, and outputs that cannot be negative, get a log link, for losses that read the logarithm of the mean.
         found = with_scores_from_output(graph, "exp", link_unproven=graph.range[0] < 0)
     else:
         found = graph.ignoring_activation()
@@ -304,7 +305,7 @@ def resolve_output_kind(
 
 
 def _resolve_classifier(graph: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
-    """Return the model with its output taken for probabilities or for scores; see ``output_kind`` of GraphModel."""
+    """Return the model of a classifier with scores, after deciding whether its output holds probabilities or scores."""
     claimed, log = kind == "probabilities", graph.ends_in_log
     ends_in_link = graph.link in ("sigmoid", "softmax")
     in_unit = _in_unit(reference.numbers)
@@ -321,8 +322,8 @@ def _resolve_classifier(graph: TrainableModel, reference: ReferenceOutput, kind:
     proven = high <= NARROW if log else low >= 0 and high <= 1 + NARROW
     shared = p.shape[1] > 1 and bool(np.allclose(p.sum(axis=1), 1, rtol=0, atol=1e-3))
     if not (proven or claimed or (_in_unit(p) and shared)):
-        # Ambiguous numbers count as scores, as in most graphs. A warning needs numbers that are not all small, as the
-        # scores of an untrained graph are, on enough rows.
+        # Ambiguous numbers count as scores, as in most graphs. Warn only if there are enough rows, and numbers that are
+        # not all small, as scores of an untrained graph are.
         rows = len(np.unique(reference.rows))
         if rows >= TELLING_ROWS and in_unit and np.ptp(reference.numbers) > 0.5:
             warn(
@@ -345,7 +346,7 @@ def _in_unit(numbers: np.ndarray) -> bool:
     return bool(((numbers >= -NARROW) & (numbers <= 1 + NARROW)).all())
 
 
-# Compare the graph that was read with the file as given, run by onnxruntime.
+# Compare the graph that was read with the unchanged file.
 
 
 def require_exact_import(
@@ -358,12 +359,12 @@ def require_exact_import(
     run: Callable[[np.ndarray], np.ndarray],
     name: str | None = None,
 ) -> FileComparison | None:
-    """Raise ModelError, with the first node that differs, if the file does not compute what ``graph`` did for rows.
+    """Raise ModelError, naming the first node that differs, if the file computes other outputs than ``graph``.
 
-    ``graph`` is the inference form of what was read, ``found`` its output ``name`` for the rows (None: the first one),
-    and ``run`` returns it for other rows. ``model`` may be a GraphModel, which tells its constant inputs and the axes
-    of its rows. If the columns of several outputs of the file are ``joined``, ``graph`` has them side by side. Return
-    None if the model is no file.
+    ``graph`` is the inference form of the graph that was read. ``found`` is its output ``name`` (None: the first) for
+    ``rows``, and ``run`` returns it for other rows. ``model`` may be a GraphModel, whose settings say which inputs are
+    constant and which axes hold rows. If several outputs of the file are ``joined``, ``graph`` has their columns side
+    by side. Return None if the model is not a file.
     """
     reading = resolve_graph_model(model)
     constants, axes = reading.constant_inputs or {}, reading.batch_axis
@@ -384,7 +385,7 @@ def require_exact_import(
         names = [name for name, kind in kinds.items() if kind and ir.DataType(kind).is_floating_point()]
         cuts = list(accumulate(joined))[:-1]
 
-    # A file for minibatches of one size gets its rows repeated up to that size.
+    # Repeat rows to fill the batch if the file takes a fixed number of rows.
     inputs = inputs_of(proto)
     own = [(value.type.tensor_type.shape.dim, axis_of(axes, value.name)) for value in inputs if value.name in columns]
     batch = max((sizes[axis].dim_value for sizes, axis in own if len(sizes) > axis), default=0)
@@ -401,7 +402,7 @@ def require_exact_import(
             elif value.name in constants:
                 rank = len(value.type.tensor_type.shape.dim)
                 feeds[value.name] = constant_for_file(constants[value.name], kind.numpy(), rank)
-            else:  # the trained output does not depend on it
+            else:  # the trained output does not depend on this input
                 feeds[value.name] = drawn_input(value, len(part))
 
         def compare(ours: np.ndarray, feeds: Mapping[str, np.ndarray] = feeds) -> Comparison:
@@ -451,19 +452,19 @@ def require_same_outputs(
     columns: Mapping[str, InputData],
     device: Device,
 ) -> np.ndarray:
-    """Raise ModelError if predictions of the untrained estimator, or its scores, differ from the graph's output.
+    """Raise ModelError if predictions or scores of the untrained estimator differ from the output of the given graph.
 
-    ``predictor`` returns the scores as its last output. Return them.
+    Return the scores, which are the last output of ``predictor``.
     """
-    # Runtimes compute pairs of QuantizeLinear and DequantizeLinear by products of integers in one session and of floats
-    # in another, which round otherwise where a number lies between two integers.
+    # onnxruntime computes pairs of QuantizeLinear and DequantizeLinear by products of integers in one session and of
+    # floats in another. Numbers halfway between two integers may then round to either.
     relative, absolute = (SOME_STEPS, SOME_STEPS) if is_quantized(reference.model.graph) else (1e-4, 2 * NARROW)
     scores = predictor.run(columns, reference.rows, output=-1)
     for what, numbers, expected in _compared_outputs(reference, graph, decoding, predictor, columns, scores):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
             again = reference.as_matrix(run_graph(reference.model, columns, reference.rows, device))
-            # A graph that draws random numbers differs from itself, and cannot be compared.
+            # A graph that draws random numbers differs between two runs, so it cannot be compared.
             if np.allclose(again, reference.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):
                 distance = float(np.nanmax(np.abs(numbers - expected)))
                 raise ModelError(
@@ -482,7 +483,7 @@ def _compared_outputs(
     columns: Mapping[str, InputData],
     scores: np.ndarray,
 ) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return what is compared: its name, the estimator's numbers and the graph's."""
+    """Return the pairs to compare: a name for messages, numbers of the estimator, and numbers of the given graph."""
 
     def as_rows(found: np.ndarray) -> np.ndarray:
         width = found.shape[-1] if reference.positions else math.prod(found.shape[1:])
@@ -511,9 +512,9 @@ def _compared_outputs(
 def require_same_model(
     fitted: FittedFile, model: Any, columns: Mapping[str, InputData], predict: Predict
 ) -> FittedFile:
-    """Raise ModelError if ``predict`` differs from the file on rows of the data.
+    """Raise ModelError if the results of ``predict`` differ from those of the file on rows of the data.
 
-    ``model`` is the file as given. Return the description without the graph of the file, which is no longer needed.
+    ``model`` is the file. Return ``fitted`` without the graph of the file, which is no longer needed.
     """
     rows = sample_rows(np.arange(len(next(iter(columns.values())))))
     columns = {name: InputData(column.rows(rows), column.dtype) for name, column in columns.items()}
@@ -552,12 +553,12 @@ def require_same_model(
         _require_close(method, values, numbers)
     elif numbers is not None and method == "decision_function" and numbers.size == len(values):
         _require_close(method, np.abs(values[:, -1]), np.abs(numbers.ravel()))
-    elif numbers is None and "predict_proba" in ours:  # margins, which the log loss takes for scores
+    elif numbers is None and "predict_proba" in ours:  # the log loss takes margins as scores
         _require_same_margins(values, ours["predict_proba"])
 
-    # The scores of classes must point to the labels: training would begin at the opposite. Margins of pairs of classes
-    # are not scores of classes, though three classes have three of both. Of two margins that are each other's
-    # negatives, either may come first.
+    # The largest score must belong to the label, or training would begin at the opposite. This does not apply to
+    # margins of pairs of classes, of which three classes also have three. If two margins are each other's negatives,
+    # either may come first.
     classes, opposite = fitted.classes, False
     if not fitted.of_probabilities and not fitted.of_pairs and isinstance(classes, np.ndarray):
         if len(classes) == values.shape[1] == 2:
@@ -579,7 +580,7 @@ def require_same_model(
 
 
 def _require_same_scores(values: np.ndarray, ours: Mapping[str, np.ndarray]) -> None:
-    """Compare a classifier with a file that returns scores, or probabilities by its last activation, and no labels."""
+    """Compare a classifier with a file that returns no labels, only scores or probabilities."""
     if "predict_proba" not in ours:
         _require_close("decision_function", values, ours["decision_function"].reshape(values.shape))
         return
@@ -599,9 +600,9 @@ def _require_same_scores(values: np.ndarray, ours: Mapping[str, np.ndarray]) -> 
 def _require_same_labels(
     fitted: FittedFile, labels: Labels, label: np.ndarray, values: np.ndarray, ours: Mapping[str, np.ndarray]
 ) -> None:
-    """Compare a classifier of several labels a row, except for labels whose two best classes are equally likely."""
-    # A column for each class of each label; of indicators, for the class 1 alone. A file may also have a single column
-    # for a label of two classes: a margin, which the first class has with the other sign.
+    """Compare a classifier with several labels per row with a file, except where two classes are equally likely."""
+    # There is a column for each class of each label, and one for each binary label. A file may also have a single
+    # column for a label of two classes: the margin of the second class, which is the negative margin of the first.
     sizes, width, indicators = [len(one) for one in labels], values.shape[1], are_indicators(labels)
     ends, expected = np.cumsum(sizes)[:-1], values
     if indicators and width == sum(sizes):
@@ -612,7 +613,7 @@ def _require_same_labels(
         expected = np.hstack([np.hstack([-p, p]) if size == 2 else p for p, size in zip(parts, sizes, strict=True)])
 
     method, likely = "predict_proba" if fitted.of_probabilities else "decision_function", expected
-    if not fitted.of_probabilities and "predict_proba" in ours:  # margins, which the log loss takes for scores
+    if not fitted.of_probabilities and "predict_proba" in ours:  # the log loss takes margins as scores
         method = "predict_proba"
         if indicators:
             likely = np.asarray(expit(expected))
@@ -631,7 +632,7 @@ def _require_same_labels(
     if (different & (margin > FILE_TOLERANCE)).any():
         if indicators and not fitted.of_probabilities:
             at_half = (expected > 0.5) == (label.reshape(expected.shape) == 1)
-            if (at_half | (np.abs(expected - 0.5) <= FILE_TOLERANCE)).all():  # ties may fall on either side
+            if (at_half | (np.abs(expected - 0.5) <= FILE_TOLERANCE)).all():  # ties may round to either side
                 raise ModelError(
                     f"{_OTHER_MODEL} its labels are 1 where the margin in {fitted.values!r} is above 0.5, as of "
                     f"probabilities, instead of above 0. skl2onnx writes so of OneVsRestClassifier around an estimator "
@@ -645,8 +646,9 @@ def _require_same_labels(
 
 
 def _require_same_margins(values: np.ndarray, p: np.ndarray) -> None:
-    """Compare margins with the probabilities of the log loss; the margin of two classes may have either sign."""
-    # The values may be probabilities after all: random rows may not show it, as naive Bayes gives zeros for far ones.
+    """Compare margins of a file with the probabilities of the log loss; the margin of two classes may have any sign."""
+    # The values may be probabilities after all: the random rows may have failed to show it, because naive Bayes returns
+    # zeros for rows far from its data.
     if p.shape == values.shape and np.allclose(p, values, rtol=FILE_TOLERANCE, atol=FILE_TOLERANCE):
         return
     if p.shape[1] == 2 and values.shape[1] <= 2:

@@ -1,8 +1,8 @@
 """Make a fitted model that was given as an ONNX file trainable.
 
-The graph becomes trainable as a fitted scikit-learn model does: it is pruned to its scores, its operators are
-rewritten, and its probabilities are replaced by scores. The labels of the classes, the decision rule, and whether the
-output holds probabilities are read from the graph.
+The graph is converted like that of a fitted scikit-learn model: it is pruned to its scores, its operators are
+rewritten, and its probabilities are replaced by scores. The class labels, the decision rule, and whether the output
+holds probabilities are read from the graph.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def fitted_file(
 ) -> tuple[TrainableModel, FittedFile]:
     """Return the trainable form of a graph with operators of ai.onnx.ml, and its description as a fitted model.
 
-    ``zipped`` are the keys of the dictionaries in which it returns its scores.
+    ``zipped`` holds the keys of the dicts in which the graph returns its scores.
 
     Raises
     ------
@@ -81,8 +81,8 @@ def fitted_file(
     declare_columns(model.graph)
     free_batch_axis(model)
 
-    # The outputs: a label, and the numbers that are trained. Run the graph on random rows to tell what these hold, and
-    # whether a row has several labels: the shapes that skl2onnx declares are often wrong.
+    # The outputs are a label, and the numbers that are trained. Run the graph on random rows to learn what the numbers
+    # are, and whether a row has several labels, because the shapes that skl2onnx declares are often wrong.
     label = next((v for v in model.graph.outputs if v.dtype in (ir.DataType.INT64, ir.DataType.STRING)), None)
     final = trained_output_of(model.graph, output, sequences=label is not None)
     probed = None if label is None else _probed(model, label, final)
@@ -93,7 +93,7 @@ def fitted_file(
         classes = None if label is None else classes_of_graph(label, zipped)
         final = trained_output_of(model.graph, output)
     if labels is not None and probed is not None and not isinstance(probed[1], list):
-        final.shape = ir.Shape([n if n != PROBES else None for n in probed[1].shape])  # skl2onnx declares other ones
+        final.shape = ir.Shape([n if n != PROBES else None for n in probed[1].shape])  # skl2onnx declares other sizes
     known = FittedFile(
         origins=(),
         classes=classes,
@@ -112,7 +112,7 @@ def fitted_file(
         probable = "proba" in known.values if probed is None else _are_of_kind(labels, *probed)
         known = replace(known, of_probabilities=probable)
         if probed is not None and labels is None and not probable:
-            # Of two margins that are each other's negatives, one is the score of the second class: the softmax of both
+            # If two margins are each other's negatives, keep only the score of the second class: the softmax of both
             # would be the sigmoid of twice the margin.
             predicted, found = probed
             of_two = isinstance(found, np.ndarray) and found.ndim == 2 and found.shape[1] == 2
@@ -124,7 +124,7 @@ def fitted_file(
 
 
 def _text_network(given: ir.Model, output: str | None) -> tuple[TrainableModel, FittedFile]:
-    """Return the network of a graph behind its encoder of text, and the table that it takes."""
+    """Return the part of a graph downstream of its text encoder, and a description with the table that it takes."""
     model = given.clone()
     final = trained_output_of(model.graph, output)
     keep_outputs(model, [final], inputs=True)
@@ -151,7 +151,7 @@ def _text_network(given: ir.Model, output: str | None) -> tuple[TrainableModel, 
 def _trainable_file(
     model: ir.Model, label: ir.Value | None, final: ir.Value, known: FittedFile, margin: int | None
 ) -> tuple[TrainableModel, FittedFile]:
-    """Return the trainable form of a graph, which it edits, and its description with all that the edits found.
+    """Edit a graph into its trainable form; return it, and its description completed by the edits.
 
     ``label`` and ``final`` are the label and the trained output. ``margin`` is the column of the second class, if the
     output holds two margins that are each other's negatives.
@@ -200,7 +200,7 @@ def _trainable_file(
     except ModelError as error:
         raise ModelError(_WITHOUT_GRADIENT.format(name=name)) from error
 
-    # Numbers that are settings are no parameters; neither are numbers before the text is encoded.
+    # Settings are not parameters; neither are numbers upstream of the text encoder.
     settings = {role.name for role in rewritten.roles if is_fixed_role(role, source)}
     hold_as_constants(source.model.graph, settings)
     source = replace(source, parameters=tuple(n for n in source.parameters if n not in settings))
@@ -213,7 +213,7 @@ def _trainable_file(
 
 
 def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value, n_labels: int | None) -> ir.Model:
-    """Return a copy of the graph with the label and the trained output as outputs; of several labels as a matrix."""
+    """Return a copy of the graph that outputs the label and the trained output; several labels become a matrix."""
     final.shape = final.shape if final.is_graph_output() else None
     copy = model.clone()
     values = {v.name: v for node in copy.graph for v in node.outputs}
@@ -238,7 +238,7 @@ def _with_outputs(model: ir.Model, label: ir.Value | None, final: ir.Value, n_la
 
 
 PROBES = 16
-"""Number of random rows to test whether an output holds probabilities."""
+"""Number of random rows on which to test whether an output holds probabilities."""
 
 
 _WITHOUT_GRADIENT = (
@@ -248,12 +248,12 @@ _WITHOUT_GRADIENT = (
 
 
 def _probed(model: ir.Model, label: ir.Value, final: ir.Value) -> tuple[np.ndarray, Any] | None:
-    """Return the labels and the trained output for random rows; None if the graph does not run on such."""
+    """Return the labels and the trained output for random rows; None if the graph does not run on them."""
     copy, rng = model.clone(), np.random.RandomState(0)
     values = {v.name: v for node in copy.graph for v in node.outputs}
     shown = [values[label.name], values[final.name]]
     for value in shown:
-        value.shape = None  # onnxruntime warns if the declared one is another
+        value.shape = None  # onnxruntime warns if the declared shape is wrong
     keep_outputs(copy, shown)
     feeds = dict[str, np.ndarray]()
     for spec in map(spec_of, copy.graph.inputs):
@@ -269,7 +269,7 @@ def _probed(model: ir.Model, label: ir.Value, final: ir.Value) -> tuple[np.ndarr
 
 
 def _are_of_kind(labels: Labels | None, label: np.ndarray, found: Any) -> bool:
-    """Return True if numbers are probabilities; margins of labels that are 0 or 1 may lie between 0 and 1 too."""
+    """Return True if the numbers ``found`` are probabilities, not margins, which may lie between 0 and 1 too."""
     if labels is None:
         return found.ndim == 2 and found.shape[1] > 1 and _are_probabilities(found)
     parts = list(found) if isinstance(found, list) or found.ndim == 3 else [found]
@@ -286,11 +286,11 @@ def _are_probabilities(found: np.ndarray) -> bool:
     return bool((found >= -FILE_TOLERANCE).all() and np.allclose(found.sum(axis=1), 1, atol=FILE_TOLERANCE))
 
 
-# Edits of the end of a graph of ai.onnx.ml: votes, order of classes, leaves of forests, constants.
+# Edit the end of a graph with operators of ai.onnx.ml: votes, order of classes, leaves of forests, constants.
 
 
 def plain_value(value: ir.Value) -> ir.Value:
-    """Return the value before Identity, Casts to its own type, and multiplications by one."""
+    """Return the value upstream of Identity nodes, Casts to its own type, and multiplications by one."""
     while (node := value.producer()) is not None and not node.domain and (x := node.inputs[0]) is not None:
         same = node.op_type == "Identity" or (node.op_type == "Cast" and x.dtype == value.dtype and is_float(x))
         factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
@@ -303,7 +303,7 @@ def plain_value(value: ir.Value) -> ir.Value:
 def narrow_selected_doubles(graph: ir.Graph) -> None:
     """Store float64 constants as float32, in place, if nodes only select from them and cast the selection to float32.
 
-    skl2onnx keeps the targets of nearest neighbors so.
+    skl2onnx writes such constants for the targets of nearest neighbors.
     """
     for value in [
         v for v in graph.initializers.values() if v.dtype is ir.DataType.DOUBLE and v.const_value is not None
@@ -312,11 +312,11 @@ def narrow_selected_doubles(graph: ir.Graph) -> None:
         if chain is not None and value.const_value is not None:
             value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
             for one in (value, *chain):
-                one.type = ir.TensorType(ir.DataType.FLOAT)  # clones share types
+                one.type = ir.TensorType(ir.DataType.FLOAT)  # a new type object, because clones share types
 
 
 def _selected_before_cast(value: ir.Value) -> list[ir.Value] | None:
-    """Return the selections from a value, if each is read by selections and by casts to float32 alone."""
+    """Return the values selected from ``value``; None unless only selections and casts to float32 read them."""
     found: list[ir.Value] = []
     if value.is_graph_output() or not value.uses():
         return None
@@ -336,7 +336,7 @@ SELECTIONS = frozenset({"ArrayFeatureExtractor", "Gather", "Identity", "Reshape"
 
 
 def machine_of_votes(label: ir.Value) -> ir.Node | None:
-    """Return the support vector machine that computes the label, if one does."""
+    """Return the node of the support vector machine that computes the label; None if none does."""
     node, index = maker_of(label)
     machine = node is not None and node.domain == ML and node.op_type == "SVMClassifier" and index == 0
     return node if machine and node is not None and sum(numbers_of_attribute(node, "vectors_per_class")) else None
@@ -361,7 +361,10 @@ def keep_votes_of_machine(graph: ir.Graph, machine: ir.Node) -> None:
 
 
 def keep_leaf_shares(model: ir.Model, role: Role) -> None:
-    """Keep the leaves of a forest probabilities: each sums to the share of its tree, or is a number below it."""
+    """Normalize the trained leaves of a forest, so that its output remains probabilities.
+
+    Each leaf sums to the share of its tree in the output, or is a single number below this share.
+    """
     value = model.graph.initializers[role.name].const_value
     if role.role != "leaf_values" or value is None or role.places is None:
         return
@@ -374,9 +377,9 @@ def keep_leaf_shares(model: ir.Model, role: Role) -> None:
 
 
 def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.ndarray | None:
-    """Reorder the columns of the scores and the index of the chosen class to sorted labels.
+    """Reorder the columns of the scores, and the index of the chosen class, in place, so that labels are sorted.
 
-    Returns the order, None if the labels are sorted.
+    Return the order of the columns; None if the labels are sorted already.
     """
     order = np.argsort(classes, kind="stable")
     if (order == np.arange(len(order))).all():
@@ -403,9 +406,10 @@ def keep_name(graph: ir.Graph, name: str | None) -> None:
 
 
 def is_fixed_role(role: Role, graph: TrainableModel) -> bool:
-    """Return True if a parameter stays fixed: imputed values, codes of categories, neutral scaling.
+    """Return True if a parameter is not trained: imputed values, codes of categories, neutral scaling.
 
-    Numbers added to trees that classify are a function of the shares of the classes, as in the estimators.
+    The numbers that a classifier adds to its trees are not trained either, because they follow from the shares of the
+    classes.
     """
     of_classes = role.operator == f"{ML}.TreeEnsembleClassifier"
     if role.role in ("imputed", "default") or (role.role == "base_values" and of_classes):
@@ -429,17 +433,17 @@ def hold_as_constants(graph: ir.Graph, names: Collection[str]) -> None:
     graph.sort()
 
 
-# Several labels a row in files of fitted classifiers: their classes, and the columns that hold the scores of each.
+# Files of classifiers with several labels per row: find the classes of each label, and the columns of its scores.
 #
-# skl2onnx writes the scores as a matrix with a column for each label, as a tensor whose first axis is that of the
-# labels, or as a sequence with a matrix for each. They become one matrix here.
+# skl2onnx writes the scores as a matrix with a column for each label, as a tensor whose first axis is the labels, or as
+# a sequence with a matrix for each label. This section converts them to one matrix.
 
 
 def labels_of_graph(label: ir.Value, found: np.ndarray | None) -> Labels | None:
-    """Return the classes of each of several labels a row, None if the graph returns one a row.
+    """Return the classes of each label if the graph returns several labels per row; None if it returns one.
 
-    ``found`` are labels of some rows: what skl2onnx declares may be another shape. Labels that no operator names are
-    indicators: 0 or 1.
+    ``found`` are the labels of some rows, because the shape that skl2onnx declares may be wrong. Labels whose classes
+    no operator names must be 0 or 1.
 
     Raises
     ------
@@ -452,7 +456,7 @@ def labels_of_graph(label: ir.Value, found: np.ndarray | None) -> Labels | None:
     declared = () if label.shape is None else tuple(label.shape)
     shape = declared if found is None else found.shape
     width = shape[1] if len(shape) == 2 and isinstance(shape[1], int) else len(parts)
-    if width < 2 or (found is not None and shape[0] == 1):  # QuadraticDiscriminantAnalysis: a row of labels
+    if width < 2 or (found is not None and shape[0] == 1):  # (1, N), as QuadraticDiscriminantAnalysis
         return None
     named = [classes_of_graph(value, ()) for value in parts] if len(parts) == width else [None] * width
     unknown = [i for i, one in enumerate(named) if one is None]
@@ -469,18 +473,18 @@ def labels_of_graph(label: ir.Value, found: np.ndarray | None) -> Labels | None:
 
 
 def classes_of_labels(labels: Labels) -> np.ndarray | list[np.ndarray]:
-    """Return the classes as the classifier has them: the positions of indicators, else those of each label."""
+    """Return the classes as ``classes_`` holds them: the indices of binary labels, else the classes of each label."""
     return np.arange(len(labels)) if are_indicators(labels) else list(labels)
 
 
 def parts_of(final: ir.Value) -> list[ir.Value]:
-    """Return the tensors that a trained output consists of: those of a sequence, or itself."""
+    """Return the tensors of a trained output: the elements of a sequence, or the output itself."""
     node = final.producer()
     return [value for value in node.inputs if value is not None] if node and is_sequence(final) else [final]
 
 
 def as_matrix(op: GraphBuilder, final: ir.Value, n_labels: int) -> ir.Value:
-    """Return a trained output as one matrix: the columns of each label side by side."""
+    """Emit a trained output as one matrix, with the columns of all labels side by side."""
     parts = parts_of(final)
     if has_labels_first(final, n_labels):
         parts = [op.Gather(final, i, axis=0) for i in range(n_labels)]
@@ -488,7 +492,7 @@ def as_matrix(op: GraphBuilder, final: ir.Value, n_labels: int) -> ir.Value:
 
 
 def end_in_labels(model: ir.Model, labels: Labels, *, probable: bool, labels_first: bool) -> None:
-    """Change the graph to end in scores: one sigmoid for each indicator, else one score for each class."""
+    """Change the graph to end in scores: one for each binary label, or one for each class of each label."""
     infer_shapes(model)
     values, sizes = list(model.graph.outputs), [len(one) for one in labels]
     if probable and len(values) == 1 and ends_in(source_of_columns(values[0]), "Sigmoid"):
@@ -510,7 +514,7 @@ def _places(op: GraphBuilder, values: Sequence[ir.Value], sizes: Sequence[int], 
 
 
 def has_labels_first(final: ir.Value, n_labels: int) -> bool:
-    """Return True if a trained output is a tensor whose first axis is that of the labels."""
+    """Return True if a trained output is a tensor whose first axis holds the labels, not the rows."""
     return final.shape is not None and len(final.shape) == 3 and final.shape[0] == n_labels
 
 

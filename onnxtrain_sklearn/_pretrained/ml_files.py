@@ -1,7 +1,7 @@
-"""Recognize fitted models in ONNX files, as skl2onnx and onnxmltools write them, and read what the graphs say of them.
+"""Recognize fitted models in ONNX files that skl2onnx or onnxmltools wrote, and read their properties.
 
-:func:`is_fitted_graph` recognizes such a file, and :class:`FittedFile` holds what is known of it. The other functions
-read graphs without changing a result: the table that one takes, the classes that it names, the output that is trained.
+:func:`is_fitted_graph` recognizes such a file, and :class:`FittedFile` describes it. The other functions read a graph
+without changing its results: the table that it takes, the classes that it names, the output that is trained.
 ``ml_conversion`` makes the graph trainable, and ``comparison`` compares the result with the file.
 """
 
@@ -21,11 +21,11 @@ from .._ort import sessions
 from ..exceptions import ModelError, nearest
 
 Labels: TypeAlias = "tuple[np.ndarray, ...]"
-"""The classes of each of several labels a row."""
+"""The classes of each label, if rows have several labels."""
 
 
 class FileComparison(NamedTuple):
-    """Result of the comparison with a file: the reason why it was not compared, or the parts left out if it was."""
+    """Result of the comparison with a file: the reason why it was not compared, or the parts that were left out."""
 
     reason: str = ""
     without: str = ""
@@ -33,29 +33,29 @@ class FileComparison(NamedTuple):
 
 @dataclass(frozen=True)
 class FittedFile(FittedModel):
-    """A fitted model that was given as ONNX.
+    """The description of a fitted model that was given as an ONNX file.
 
     Attributes
     ----------
     file : onnx_ir.Model or None
         The graph as given, until the trainable graph has been compared with it.
     label, values : str or None
-        Names of its outputs: the label, if there is one, and the trained output.
+        Names of outputs of the file: the label, if there is one, and the trained output.
     of_probabilities : bool
         Whether each row of ``values`` sums to one.
     of_pairs : bool
-        Whether ``values`` are margins of pairs of classes, as a support vector machine gives them; votes choose the
-        label.
+        Whether ``values`` are margins of pairs of classes, whose votes choose the label, as in a support vector
+        machine.
     allows_missing : bool
         Whether an operator accepts missing values: an imputer, IsNaN or a tree.
     order : ndarray or None
         The column of ``values`` for each of the sorted labels, if their order differs.
     labels : tuple of ndarray or None
-        The classes of each of several labels a row.
+        The classes of each label, if rows have several labels.
     is_text_network : bool
-        Whether it is a network behind an encoder of text, which says nothing about labels.
+        Whether the file is a network downstream of a text encoder. Such a file does not determine labels.
     compared : FileComparison or None
-        Result of the comparison of the graph that was read with the file as given.
+        Result of the comparison of the graph that was read with the unchanged file.
     """
 
     file: ir.Model | None = None
@@ -87,12 +87,15 @@ class FittedFile(FittedModel):
 
 
 def is_fitted_graph(model: ir.Model, output: str | None) -> bool:
-    """Return True if a graph has ai.onnx.ml operators, trains behind text, or is of an estimator for raw tables."""
+    """Return True if a graph is read as a fitted model.
+
+    It has operators of ai.onnx.ml, a text encoder, or was written by an estimator for raw tables.
+    """
     return _has_operators_of_models(model) or is_text_network(model, output)
 
 
 def is_text_network(model: ir.Model, output: str | None) -> bool:
-    """Return True if the trained output depends on text, and the graph is otherwise a network's, without labels."""
+    """Return True if the trained output depends on text, and the graph is otherwise a network without labels."""
     if not takes_text(model) or _has_operators_of_models(model):
         return False
     front: list[ir.Value] = [v for v in model.graph.outputs if is_float(v) and output in (None, v.name)][:1]
@@ -117,18 +120,18 @@ def are_indicators(labels: Labels) -> bool:
     return all(one.dtype.kind in "iub" and np.array_equal(one, [0, 1]) for one in labels)
 
 
-# Queries of graphs with operators of ai.onnx.ml: inputs, class labels, the trained output.
+# Read graphs with operators of ai.onnx.ml: inputs, class labels, the trained output.
 
 
 ML = "ai.onnx.ml"
 PRODUCER = "onnxtrain_sklearn"
-"""The producer of the files of the estimators for raw tables."""
+"""The producer name in files that the estimators for raw tables write."""
 
 TABLE_KEY = "onnxtrain_sklearn.table"
-"""The metadata entry of a file of the command line that describes its table, as JSON."""
+"""The metadata entry that describes the table, as JSON, in a file that the command line wrote."""
 
 FILE_TOLERANCE = 1e-4
-"""Largest difference between numbers that count as equal, relative to the largest number."""
+"""Largest difference of equal numbers, relative to the largest number."""
 
 
 CLASSIFIERS = {
@@ -136,7 +139,7 @@ CLASSIFIERS = {
     "SVMClassifier": "classlabels_ints",
     "TreeEnsembleClassifier": "classlabels_int64s",
 }
-"""Operators whose first output is a label, with their attribute for integer labels."""
+"""Operators whose first output is a label: operator -> attribute with the integer labels."""
 
 
 _COLUMNS = frozenset({"ArrayFeatureExtractor", "Gather", "Reshape", "Slice", "Squeeze"})
@@ -146,7 +149,7 @@ _SAME = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def is_raw_table(model: ir.Model) -> bool:
-    """Return True if this package wrote the graph for a raw table: its preprocessing fills in missing numbers."""
+    """Return True if an estimator for raw tables wrote the graph, whose preprocessing fills in missing numbers."""
     return model.producer_name == PRODUCER and any(node.op_type == "IsNaN" for node in model.graph)
 
 
@@ -156,9 +159,9 @@ def takes_text(model: ir.Model) -> bool:
 
 
 def table_of_file(model: ir.Model) -> Table | None:
-    """Return the table that a graph with inputs of text takes; None for a graph of numbers.
+    """Return the table that a graph with text inputs takes; None for a graph that takes numbers.
 
-    A single input of text is no table if its rows are split into words, or if they are several texts.
+    A single text input is not a table if its rows are split into words, or if a row holds several texts.
 
     Raises
     ------
@@ -169,7 +172,7 @@ def table_of_file(model: ir.Model) -> Table | None:
     if not takes_text(model):
         return None
     if len(inputs) == 1:
-        # A document is a text that is split into words, or several texts; other texts are categories.
+        # A row is a document if its text is split into words, or if it has several texts. Other texts are categories.
         sizes: list[Any] = [None, None, None] if inputs[0].shape is None else list(inputs[0].shape)
         width = 1 if len(sizes) == 1 else sizes[1] if len(sizes) == 2 else None
         if isinstance(width, int) and (width != 1 or len(sizes) == 1 or _is_split(inputs[0])):
@@ -196,7 +199,7 @@ def table_of_file(model: ir.Model) -> Table | None:
 
 
 def _is_split(value: ir.Value) -> bool:
-    """Return True if a text is split into words, or each row counted, after changes of letters and shape at most."""
+    """Return True if a text is split into words or counted, possibly after changes of case and shape."""
     for node, _ in value.uses():
         if node.op_type in _COUNTS_WORDS or (node.op_type in _AS_TEXT and _is_split(node.outputs[0])):
             return True
@@ -208,13 +211,13 @@ _AS_TEXT = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "StringNormal
 
 
 def prepare_text(graph: ir.Graph) -> None:
-    """Lower-case in an installed locale unless the graph names one; declare the columns of counted words."""
+    """Set an installed locale for lower-casing if the graph names none, and declare the columns of counted words."""
     for node in graph:
         if node.op_type == "StringNormalizer" and "locale" not in node.attributes and not node.domain:
             locale = sessions.text_locale()
             if locale is not None:
                 node.attributes["locale"] = ir.AttrString("locale", locale)
-        if node.op_type == "TfIdfVectorizer" and not node.domain:  # shape inference does not know their number
+        if node.op_type == "TfIdfVectorizer" and not node.domain:  # shape inference does not know the number of columns
             width, x = max(numbers_of_attribute(node, "ngram_indexes"), default=-1) + 1, node.inputs[0]
             of_row = x is not None and x.shape is not None and len(x.shape) == 1
             node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
@@ -222,7 +225,7 @@ def prepare_text(graph: ir.Graph) -> None:
 
 
 def _text_of_gaps(value: ir.Value, model: ir.Model) -> str | None:
-    """Return the text that stands for missing text, as far as the file says: files of this package do."""
+    """Return the text that replaces missing text, if this package wrote the file and recorded it."""
     told = model.metadata_props.get(TABLE_KEY)
     if told is not None:
         found = json.loads(told).get("missing_text")
@@ -235,7 +238,7 @@ def _text_of_gaps(value: ir.Value, model: ir.Model) -> str | None:
 
 
 def classes_of_graph(label: ir.Value, zipped: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    """Return the class labels in the order of the scores, None if the graph does not name them."""
+    """Return the class labels in the order of the scores; None if the graph does not name them."""
     node, _ = maker_of(label)
     labels = list(zipped)
     if not labels and node is not None and node.op_type in CLASSIFIERS and node.domain == ML:
@@ -268,9 +271,9 @@ def maker_of(value: ir.Value | None) -> tuple[ir.Node | None, int]:
 
 
 def trained_output_of(graph: ir.Graph, output: str | None, *, sequences: bool = False) -> ir.Value:
-    """Return the output of this name, or the first float output; for outputs that are columns, the scores.
+    """Return the output named ``output``, or the first float output; if all outputs are columns of a value, that value.
 
-    ``sequences`` says whether it may be a sequence of tensors, as those of several labels are.
+    ``sequences`` says whether the output may be a sequence of tensors, which holds several labels per row.
     """
     outputs = {v.name or "": v for v in graph.outputs}
     floats = [v for v in outputs.values() if isinstance(v.type, ir.TensorType) and is_float(v) and v.producer()]
@@ -285,13 +288,13 @@ def trained_output_of(graph: ir.Graph, output: str | None, *, sequences: bool = 
     if not floats:
         kinds = ", ".join(f"{name!r} ({value.type})" for name, value in outputs.items())
         raise ModelError(f"No output of the graph is a tensor of floats, which alone can be trained: {kinds}.")
-    # Outputs that are all columns of one value: train that value, which holds the scores of all classes.
+    # If all outputs are columns of one value, train that value, which holds the scores of all classes.
     sources = {_source_of_column(value) for value in floats}
     return sources.pop() or floats[0] if len(floats) > 1 and len(sources) == 1 else floats[0]
 
 
 def is_sequence(value: ir.Value) -> bool:
-    """Return True if a value is a sequence of tensors that the graph computes; inference takes away its type."""
+    """Return True if the graph computes ``value`` as a sequence of tensors; its type may be lost in shape inference."""
     node = value.producer()
     return node is not None and node.op_type == "SequenceConstruct" and not node.domain
 
@@ -323,7 +326,7 @@ def declare_columns(graph: ir.Graph) -> None:
                 widths.add(len(numbers_of_attribute(node, "coefficients")) // rows)
                 continue
             lengths = [len(numbers_of_attribute(node, key)) for key in ("offset", "scale", "imputed_value_floats")]
-            if max(lengths) > 1:  # a single number holds for all columns
+            if max(lengths) > 1:  # a single number applies to all columns
                 widths.add(max(lengths))
         if len(widths) == 1:
             value.shape = ir.Shape([value.shape[0], widths.pop()])
