@@ -199,7 +199,8 @@ class GraphBuilder:
                 texts = [str(text).encode() for text in array.ravel()]
                 tensor: ir.TensorProtocol = ir.StringTensor(texts, shape=ir.Shape(array.shape), name=name)
             else:
-                tensor = (ir.Tensor if array.dtype.kind in "fiub" else ir.tensor)(array, name=name)  # no checks
+                # ir.Tensor skips the slow type checks of ir.tensor
+                tensor = (ir.Tensor if array.dtype.kind in "fiub" else ir.tensor)(array, name=name)
             if self._constant_nodes:
                 value = self._tape.op("Constant", [], {"value": tensor}, name=tensor.name)
                 value.name, value.dtype, value.shape = tensor.name, tensor.dtype, ir.Shape(tensor.shape.numpy())
@@ -406,7 +407,7 @@ def stops_gradient(node: ir.Node | None) -> bool:
 
 
 class Names(set[str]):
-    """A set of used names, with the last number of each base name, to number thousands of nodes quickly."""
+    """A set of used names. It remembers the last number of each base name, so that numbering many nodes is fast."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         super().__init__(names)
@@ -439,7 +440,7 @@ def names_of(graph: ir.Graph) -> Names:
     return found
 
 
-# Element types.
+# Element types as integers, for the attribute ``to`` of a Cast.
 
 
 DOUBLE = int(ir.DataType.DOUBLE)

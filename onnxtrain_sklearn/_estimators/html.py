@@ -113,7 +113,7 @@ def _graph(estimator: Any) -> str:
     return graph_svg(layout.boxes, layout.edges)
 
 
-# Curves as SVG.
+# Draw curves as SVG.
 
 
 WIDTH, HEIGHT = 420, 150

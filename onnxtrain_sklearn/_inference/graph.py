@@ -474,7 +474,7 @@ def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
 def averaged_predictions(
     op: GraphBuilder, results: Sequence[Sequence[ir.Value]], task: Task, classes: np.ndarray | None
 ) -> Sequence[ir.Value]:
-    """Return the mean of the last outputs; for classifiers, first the labels.
+    """Emit the predictions of an ensemble: the mean of the last outputs and, before it, a classifier's labels.
 
     A row gets the label with the largest mean. Of several binary labels, those with a mean above one half are 1.
     """

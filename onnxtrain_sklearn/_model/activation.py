@@ -305,7 +305,7 @@ def _hand_written_sigmoid(above: ir.Value | None, below: ir.Value | None) -> Act
 
 
 def _sigmoid_of_negation(x: ir.Value) -> Activation:
-    """Return the sigmoid of -x."""
+    """Return the activation ``sigmoid(-x)``."""
     operand = _negation_operand(x)
     return Activation("sigmoid", x, "negative") if operand is None else Activation("sigmoid", operand)
 

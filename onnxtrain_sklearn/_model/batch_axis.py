@@ -238,7 +238,7 @@ class Tracer:
         evaluate(node, self.known)
         found = self.known.get(value)
         if self.batch == BATCH and found is not None and is_complete(found):
-            return  # it reads only sizes of other axes
+            return  # the value depends only on sizes of other axes
         if value.dtype is None or value.dtype.is_floating_point():
             raise Unknown
         self.counts.update(node.outputs)
@@ -515,7 +515,7 @@ def _reshape(s: Tracer, node: ir.Node) -> Result:
 
 
 def _reshaped(place: Rows, before: list[int | None], after: list[int | None], batch: int) -> Rows:
-    """Return the place of the rows in a reshaped value, by the sizes ``before`` and ``after``.
+    """Return the place of the rows after a reshape from axes of the sizes ``before`` to sizes ``after``.
 
     A reshape keeps the order of elements, so the number of elements before and after the rows stays the same.
     """

@@ -257,7 +257,7 @@ class TrainableModel:
 
 
 def with_outputs_of(graph: TrainableModel, views: Sequence[TrainableModel]) -> TrainableModel:
-    """Return ``graph`` with a changed form of each trained output, taken from its model in ``views``."""
+    """Return ``graph`` with the scores and activation of each trained output taken from its model in ``views``."""
     names = [field.name for field in fields(OutputForm)]
     forms = [OutputForm(*(getattr(view, name) for name in names)) for view in views]
     return replace(graph, forms=tuple(forms), **vars(forms[0]))

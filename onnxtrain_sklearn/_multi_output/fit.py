@@ -529,7 +529,7 @@ def balanced_outputs(output_tasks: Tasks, call: Call, examples: Examples) -> tup
 def exported_outputs(output_tasks: Tasks, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
     """Return the loss and the decoding of each output, for training graphs that continue as ``partial_fit`` would."""
     weights, last = loss_weights(estimator), dict[str, OutputLoss]()
-    if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call set their weights
+    if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call set label weights
         last = {one.name: one for one in cast("TotalLoss", settings_of_step(state).loss).outputs}
     found = []
     for decoding, (name, output_task), balanced in zip(

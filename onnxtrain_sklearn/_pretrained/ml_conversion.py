@@ -290,7 +290,7 @@ def _are_probabilities(found: np.ndarray) -> bool:
 
 
 def plain_value(value: ir.Value) -> ir.Value:
-    """Return the value upstream of Identity nodes, Casts to its own type, and multiplications by one."""
+    """Return the value from which Identity nodes, Casts to its own type or products with one lead to ``value``."""
     while (node := value.producer()) is not None and not node.domain and (x := node.inputs[0]) is not None:
         same = node.op_type == "Identity" or (node.op_type == "Cast" and x.dtype == value.dtype and is_float(x))
         factor = constant_of(node.inputs[1]) if node.op_type == "Mul" else None
