@@ -244,10 +244,10 @@ class Tracer:
         self.counts.update(node.outputs)
 
     def _place_of_sizes(self, node: ir.Node) -> Rows | None:
-        """Return the place of the rows in a value made from sizes only, such as zeros of a size."""
+        """Return the place of the rows in a value that is made from sizes alone, such as zeros in a computed shape."""
         known = self.known.get(node.outputs[0])
         if self.batch == BATCH and known is not None and is_complete(known):
-            return None  # the sizes of other axes
+            return None  # the value depends only on sizes of other axes
         sizes = self.sizes(node.outputs[0])
         if None in sizes or not all(sizes):
             raise Unknown
@@ -329,13 +329,13 @@ Rule: TypeAlias = "Callable[[Tracer, ir.Node], Result]"
 
 
 def _first_alone(s: Tracer, node: ir.Node) -> Result:
-    """Follow elements of the first input; the other inputs are settings."""
+    """Return the place in the first input, for operators whose other inputs are settings."""
     s.fixed(*node.inputs[1:])
     return _required(s.of(node, 0))
 
 
 def _on_first_axis(s: Tracer, node: ir.Node) -> Result:
-    """Follow operators that treat each element of the first axis separately."""
+    """Return the first axis, for operators that treat each element of the first axis of all inputs separately."""
     places = {s.place(x) for x in node.inputs} - {None}
     if places != {Rows(0)}:
         raise Unknown
@@ -349,7 +349,7 @@ def _attention(s: Tracer, node: ir.Node) -> Result:
 
 
 def _first_with_fixed(s: Tracer, node: ir.Node) -> Result:
-    """Follow operators that treat each element of the first axis of the first input separately."""
+    """Return the first axis, for operators that treat each element of the first axis of the first input separately."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     if place.axis != 0:
@@ -371,7 +371,7 @@ def _reduction(s: Tracer, node: ir.Node) -> Result:
 
 
 def _arg_extreme(s: Tracer, node: ir.Node) -> Result:
-    """Follow ArgMax and ArgMin."""
+    """Return the place of the rows in the result of ArgMax or ArgMin."""
     place, axis = _required(s.of(node, 0)), node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])
     _along(place, [axis])
     return place._replace(axis=place.axis - (not node.attributes.get_int("keepdims", 1) and axis < place.axis))
@@ -547,7 +547,7 @@ def _flatten(s: Tracer, node: ir.Node) -> Result:
 
 
 def _axes_of(s: Tracer, node: ir.Node) -> list[int]:
-    """Return axes that are an attribute in earlier opsets and an input in later ones."""
+    """Return the axes of a node, which are an attribute in earlier opsets and an input in later opsets."""
     axes = attribute(node, "axes", None)
     return [*axes] if axes is not None else s.integers(operand(node, 1))
 
@@ -676,8 +676,8 @@ def _resize(s: Tracer, node: ir.Node) -> Result:
 
 
 def _recurrent(s: Tracer, node: ir.Node) -> Result:
-    # Rows come second by default, after the steps, and first with layout=1; lengths (input 4) have no other axis. The
-    # first output has an axis of directions too.
+    # The rows are on the second axis by default, after the time steps, and on the first axis with layout=1. Lengths
+    # (input 4) have only the axis of rows. The first output also has an axis of directions.
     first = node.attributes.get_int("layout", 0)
     wanted = {0: Rows(0 if first else 1), 4: Rows(0), 5: Rows(0 if first else 1), 6: Rows(0 if first else 1)}
     for i, x in enumerate(node.inputs):
@@ -739,7 +739,7 @@ def _distances(s: Tracer, node: ir.Node) -> Result:
 
 
 def _compress(s: Tracer, node: ir.Node) -> Result:
-    """Follow Compress, which keeps elements by a condition."""
+    """Return the place of the rows in the result of Compress, which keeps elements by a condition."""
     s.fixed(*node.inputs[1:])
     place = _required(s.of(node, 0))
     if "axis" not in node.attributes:  # Compress flattens, and may keep more elements of some rows
