@@ -139,7 +139,7 @@ def tuned_names(
     if not (isinstance(estimator.trainable, str) and estimator.trainable == "all"):
         return estimator.trainable
     if head:
-        # Leave a body as it is if it mixes positions (convolutions, attention): its features are general, and tuning it
+        # Do not tune a body that mixes positions (convolutions, attention), because its features are general and tuning
         # takes long.
         auto = not mixes_positions(graph.model.graph)
         if not (tuner.tune_body if isinstance(tuner.tune_body, bool) else auto):

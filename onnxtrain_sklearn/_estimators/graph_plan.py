@@ -379,7 +379,7 @@ class InputScale:
 
 def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -> InputScale | None:
     """Return the scale that the graph of a builder applies to X; None if no column of the training rows is large."""
-    # The sample of rows: evenly spaced, and in order, because they may be read from a file.
+    # Sample rows that are evenly spaced and in order, because they may be read from a file.
     (column,), kind = examples.columns.values(), getattr(builder, "scales_rows", None)
     row_shape, n_numbers = column.shape[1:], math.prod(column.shape[1:])
     most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // n_numbers))

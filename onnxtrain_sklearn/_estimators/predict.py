@@ -43,7 +43,7 @@ def chunk_rows(estimator: Any, X: MatrixLike, method: str) -> tuple[int, int]:
     return state.predictor(columns, with_scores=with_scores).chunk_rows(columns), max(1, width)
 
 
-# Predictions for plain arrays without scikit-learn's checks, which take several times as long as a row.
+# Predict plain arrays without scikit-learn's checks, which take several times as long as the prediction of a row.
 #
 # This path takes only data that scikit-learn would leave unchanged: finite NumPy arrays of native floats, with rows of
 # the fitted shape, if no feature names must be compared. Other data go through scikit-learn, which raises and warns.

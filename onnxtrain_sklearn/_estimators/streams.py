@@ -117,7 +117,7 @@ class Stream:
             self.block_means = [mean_place(own, self.labels[0].labels) for own in self.labels_by_block]
 
     def sample(self, sizes: Sequence[int]) -> list[Part]:
-        """Return a sample of the rows, from which training is prepared."""
+        """Return a sample of the rows, for which graph, decoding and step are prepared."""
         return sample_of_blocks(self.source, self.counted, self.training_blocks, sizes, SAMPLE_ROWS)
 
     def scale(self, method: TargetScaling | None, *, centered: bool) -> TargetScale | None:
@@ -637,7 +637,7 @@ def named_block(source: Any, i: int) -> Iterator[None]:
 
 @contextmanager
 def named_place(place: str, X: Any = None) -> Iterator[None]:
-    """Name the place of the rows in errors, and the column of ``X``, a table, if it has missing or infinite numbers."""
+    """Prepend ``place``, the origin of the rows, to errors; also name a column of ``X`` with invalid numbers."""
     try:
         yield
     except (ValueError, TypeError) as error:

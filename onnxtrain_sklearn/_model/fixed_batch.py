@@ -1,12 +1,13 @@
-"""Let a file that was exported for a fixed number of rows take any number.
+"""Change a graph that was exported for a fixed number of rows so that it takes any number of rows.
 
 :func:`free_batch_axis` runs once, when a graph is read. It goes through the nodes in order, follows the axis of the
-rows (:mod:`.batch_axis`), and edits nodes with constants that hold for the batch of the file alone: shapes of Reshape
-and Expand, sizes of Resize, ends of Slice, and operands with the rows of that batch, such as initial states of
-recurrent layers, which a row of them replaces, repeated where it has to be.
+rows (:mod:`.batch_axis`), and edits constants that are valid only for the batch size of the file: shapes of Reshape and
+Expand, sizes of Resize, ends of Slice, and operands with a row for each row of the batch, such as initial states of
+recurrent layers. One row replaces such an operand; it is repeated if necessary.
 
-These edits are guesses, because an axis of one element may be that of a single row or any other. The caller has to
-compare the result with the file, on more rows of data than the batch, taken together here and in batches there.
+These edits are guesses, because an axis of size one may hold a single row or something else. The caller must compare
+the result with the file, on more rows of data than the batch: the edited graph takes them together, the file in
+batches.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def free_batch_axis(model: ir.Model) -> None:
     for value in fixed:
         _require_batch_first(value, graph.inputs)
     batches = {int(str(v.shape[0])) for v in fixed if v.shape is not None}
-    infer_shapes(model)  # before the inputs are freed: the fixed sizes of the data are compared below
+    infer_shapes(model)  # while the inputs are fixed, because the edits compare fixed sizes
     if len(batches) == 1:
         _Freeing(model, batches.pop()).run()
     else:
@@ -63,7 +64,7 @@ def _keep_first_axis(graph: ir.Graph, node: ir.Node, batches: set[int], sizes: S
     sizes = None if data is None or constant(data) is not None else sizes
     if wanted is None or not wanted.size or not sizes or int(wanted[0]) not in batches or sizes[0] != wanted[0]:
         return
-    if node.attributes.get_int("allowzero", 0):  # PyTorch writes it; a zero would then be the size 0, not "keep"
+    if node.attributes.get_int("allowzero", 0):  # written by PyTorch; a zero then is the size 0, not "keep"
         if 0 in wanted:
             return
         del node.attributes["allowzero"]
@@ -80,14 +81,14 @@ def _set_shape(graph: ir.Graph, node: ir.Node, sizes: Sequence[int]) -> None:
 
 
 class _Freeing:
-    """A walk over the nodes of a graph that edits those that hold for ``batch`` rows alone.
+    """Goes through the nodes of a graph and edits those that are valid only for ``batch`` rows.
 
     Attributes
     ----------
     tracer : Tracer
-        The places of the rows in the values so far, for any number of rows.
+        The places of the rows in the values of all nodes so far, for any number of rows.
     before : dict of onnx_ir.Value to list
-        The sizes of the values for the batch of the file.
+        The sizes of the values for the batch size of the file.
     """
 
     def __init__(self, model: ir.Model, batch: int) -> None:
@@ -96,7 +97,7 @@ class _Freeing:
         self._op = GraphBuilder(self.graph, prefix="rows", constant_nodes=True)
 
     def run(self) -> None:
-        """Edit the nodes, in place; the inputs keep their shapes."""
+        """Edit all nodes, in place, without changing the shapes of the inputs."""
         graph, nodes = self.graph, list(self.graph)
         shapes = {value: value.shape for value in graph.inputs}
         for value in graph.inputs:
@@ -121,8 +122,8 @@ class _Freeing:
         return all(x not in tracer.unknown and (x in tracer.places or x.producer() is None) for x in read)
 
     def _follow(self, node: ir.Node) -> None:
-        """Infer the sizes of the outputs, and the places of the rows in them."""
-        for value in node.inputs:  # constants of edits
+        """Infer the sizes of a node's outputs, and the places of the rows in them."""
+        for value in node.inputs:  # constants that an edit added
             if value is not None and value.const_value is not None and value not in self.tracer.known:
                 note_constant(self.tracer.known, value, value.const_value)
         infer_node(self.model, node, self.tracer.known)
@@ -132,7 +133,7 @@ class _Freeing:
             self.tracer.unknown.update(node.outputs)
 
     def _emitted(self, value: ir.Value) -> ir.Value:
-        """Follow the nodes that were emitted for ``value``, in order; return it."""
+        """Call :meth:`_follow` for the nodes that an edit emitted to compute ``value``; return ``value``."""
         own, front = list[ir.Node](), [value]
         while front:
             node = front.pop().producer()
@@ -145,7 +146,7 @@ class _Freeing:
         return value
 
     def _edit(self, node: ir.Node) -> None:
-        """Edit a node whose constants hold for the batch of the file alone."""
+        """Edit a node if its constants are valid only for the batch size of the file."""
         name, places = kind(node), [self.tracer.place(x) for x in node.inputs]
         if not any(places):
             if name == "Expand":
@@ -169,7 +170,7 @@ class _Freeing:
     # The edits.
 
     def _at_batch(self, value: ir.Value | None, place: Rows) -> list[int] | None:
-        """Return the sizes of a value for the batch of the file; None if one is not known."""
+        """Return the sizes of a value for the batch size of the file; None if any size is unknown."""
         try:
             sizes = self.tracer.sizes(value)
         except Unknown:
@@ -178,7 +179,7 @@ class _Freeing:
         return None if None in sizes else [int(d) for d in sizes if d is not None]
 
     def _integers(self, value: ir.Value | None) -> list[int] | None:
-        """Return integers that do not depend on the number of rows; None if they are not known."""
+        """Return the integers in a value that does not depend on the number of rows; None if they are unknown."""
         if value is None or value in self.tracer.counts:
             return None
         found = self.tracer.known.get(value)
@@ -201,14 +202,14 @@ class _Freeing:
             full[full.index(-1)] = math.prod(sizes) // rest if rest else -1
         if -1 in full or math.prod(full) != math.prod(sizes) or not math.prod(full):
             return
-        # A reshape keeps the order of elements: those before the rows, those after them, and the rows between.
+        # A reshape keeps the order of elements, so the number of elements before and after the rows stays the same.
         outer, found = place.before * math.prod(sizes[: place.axis]), []
         for axis, size in enumerate(full):
             leading = math.prod(full[:axis])
             own = outer // leading
             if outer % leading == 0 and size % (own * self.batch) == 0:
                 after = size // (own * self.batch)
-                # Rows joined with the features of a row, on the last axis, would meet in the next product.
+                # If the rows shared the last axis with features, they would meet in the next product.
                 mixed = after > 1 and axis == len(full) - 1
                 found.append((mixed, own, after, axis != place.axis, axis))
         if not found:
@@ -229,7 +230,7 @@ class _Freeing:
             _set_shape(self.graph, node, [*wanted[:axis], 1, *wanted[axis + 1 :]])
 
     def _edit_expanded_rows(self, node: ir.Node) -> None:
-        """Take one row of a constant that is expanded to the number of rows, and has the batch of the file."""
+        """Replace a constant with the batch size of the file by one row, if it is expanded to the number of rows."""
         shape, sizes = node.inputs[1], dims(node.inputs[0]) or []
         wanted = None if shape is None else self.tracer.known.get(shape)
         for i, size in enumerate([] if wanted is None else wanted.ravel()):
@@ -263,7 +264,7 @@ class _Freeing:
             node.replace_input_with(3, self._sizes(node.inputs[0], place.axis, wanted[:i], wanted[i + 1 :]))
 
     def _sizes(self, rows: ir.Value | None, axis: int, before: Sequence[int], after: Sequence[int]) -> ir.Value:
-        """Return sizes that are constant except for one, the number of rows."""
+        """Emit a vector of sizes that are constant, except for the number of rows on ``axis``."""
         op = self._op
         count = op.Slice(op.Shape(rows), np.array([axis]), np.array([axis + 1]))
         parts: list[Any] = [np.array(before, np.int64), count, np.array(after, np.int64)]
@@ -271,7 +272,7 @@ class _Freeing:
         return self._emitted(op.Concat(*parts, axis=0) if len(parts) > 1 else count)
 
     def _edit_states(self, node: ir.Node, place: Rows | None) -> None:
-        """Repeat initial states, and lengths, that do not depend on the rows."""
+        """Repeat initial states and lengths of a recurrent layer for all rows, if they do not depend on the rows."""
         first = bool(node.attributes.get_int("layout", 0))
         if place != Rows(0 if first else 1):
             return
@@ -279,7 +280,7 @@ class _Freeing:
             self._repeat(node, i, 0 if first or i == 4 else 1, node.inputs[0], place.axis)
 
     def _edit_joined(self, node: ir.Node, places: Sequence[Rows | None]) -> None:
-        """Repeat operands whose axis of the batch has to be as long as that of the others."""
+        """Repeat operands for all rows if their batch axis must be as long as that of other operands."""
         found = {place for place in places if place is not None}
         if len(found) != 1 or (place := found.pop())[1:] != (1, 1):
             return
@@ -293,7 +294,7 @@ class _Freeing:
                 self._repeat(node, i, place.axis, rows, place.axis)
 
     def _edit_broadcast(self, node: ir.Node, places: Sequence[Rows | None]) -> None:
-        """Take one row of operands that have the batch of the file: it is broadcast to all rows."""
+        """Replace operands with the batch size of the file by one row, which is broadcast to all rows."""
         ranks = [len(dims(x) or ()) for x in node.inputs]
         rank = max(ranks)
         aligned = {p._replace(axis=p.axis + rank - r) for p, r in zip(places, ranks, strict=True) if p is not None}
@@ -311,7 +312,7 @@ class _Freeing:
                     node.replace_input_with(i, row)
 
     def _row(self, value: ir.Value | None, axis: int) -> ir.Value | None:
-        """Return the first row of a value that has equal rows of the batch; None if it has not, or may not have."""
+        """Return the first row of a value whose rows for the batch are all equal; None if they may differ."""
         sizes = dims(value)
         if value is None or not sizes or axis >= len(sizes) or sizes[axis] != self.batch:
             return None

@@ -152,7 +152,7 @@ class OutputsStream(Stream):
         return replace(task, class_weight=self.outputs[name].class_weight(task.class_weight))
 
     def sample(self, sizes: Sequence[int]) -> list[Part]:
-        """Return a sample of the rows, from which training is prepared, with some targets of each output."""
+        """Return a sample of the rows, for which graph and step are prepared, with some targets of each output."""
         parts = super().sample(sizes)
         held = {name for _, y, weights in parts for name, own in self._weights(y, weights)[1].items() if own.any()}
         for name in self.output_task:

@@ -410,8 +410,8 @@ def require_exact_import(
             made = [np.moveaxis(one, 0, axis_of(axes, name)) for one, name in zip(made, names, strict=True)]
             return compare_outputs(given, names, feeds, "rows of X", made, lambda: to_proto(graph.clone()))
 
-        # The graph computed all rows together, the file only those of its batch. Where the graph is quantized, that may
-        # round to other integers, by the range of the rows.
+        # The graph computed all rows together, but the file computes one batch. In a quantized graph, the range of the
+        # rows may then round numbers to other integers.
         outcome, together = None, batch <= 0 or not is_quantized(graph.graph)
         if together and len(found) == len(rows):
             outcome = compare(found[at])
