@@ -107,7 +107,7 @@ def exported_training(
     if found := outputs_where_rows_meet(state.trained_form, settings):
         raise ModelError(
             f"Output {found[0]!r}: rows meet in its loss. In training graphs of several outputs, rows without a label "
-            f"for an output would meet those with one: train it in Python, or take a loss of single rows."
+            f"for this output would affect its loss: train in Python, or set a loss that treats rows separately."
         )
     minibatches = _separate_minibatches(parts, config.loop.accumulate)
     ignored = None if state.decoding.positions is None or outputs else estimator._output_task().ignore_label
@@ -128,7 +128,7 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
         if rows % accumulate:
             raise ValueError(
                 f"batch_size must be a multiple of {accumulate}, got {rows}: a step takes the rows of all accumulate="
-                f"{accumulate} minibatches, and rows meet within each of them ({where})."
+                f"{accumulate} minibatches, and results of rows depend on other rows of their minibatch ({where})."
             )
         return accumulate
     return accumulate if draws_numbers(parts.graph.model) and not rows % accumulate else 1

@@ -274,7 +274,7 @@ def _read_ranges(state: FittedState, stored: Mapping[str, Any]) -> list[TargetRa
                 raise ValueError("it holds the range of the targets in another shape or type")
         flags = {name: entry[name] for name in ("clips", "holds_constants")}
         if not (low <= high).all() or not all(isinstance(flag, bool) for flag in flags.values()):
-            raise ValueError("its range of the targets is none")
+            raise ValueError("its range of the targets is not a range")
         found.append(TargetRange(low.copy(), high.copy(), **flags))
     return found
 
@@ -524,7 +524,7 @@ def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
     if not all(value is None or isinstance(value, bool | int | float) for value in plain.values()):
         raise ValueError("its history must be numbers")
     if not all(isinstance(row, dict) for row in (*rows, *memories.values())):
-        raise ValueError("its rows or memories are no mappings")
+        raise ValueError("its rows or memories are not dicts")
     return {
         "progress": Progress(**stored["progress"]),
         **{name: Curve(curve.copy(), len(curve)) for name, curve in curves.items()},

@@ -111,7 +111,7 @@ def _array_for(value: ir.Value, given: Any) -> np.ndarray:
     """Return the user's constant as an array of the input's type and shape; raise ModelError if it does not fit."""
     what = f"constant_inputs[{value.name!r}]"
     if value.dtype is None or not isinstance(value.type, ir.TensorType) or value.dtype == ir.DataType.STRING:
-        raise ModelError(f"{what}: this input is no tensor of numbers ({value.type}), which alone can be constant.")
+        raise ModelError(f"{what}: this input ({value.type}) is not a numeric tensor; only those can be constant.")
     array = np.asarray(given.toarray() if sp.issparse(given) else given)
     wanted = np.dtype(value.dtype.numpy())
     if array.dtype.kind not in "fiub":
