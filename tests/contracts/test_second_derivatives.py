@@ -26,8 +26,8 @@ STEPS = {np.float64: 1e-5, np.float32: 1e-3}
 TOLERANCE = {np.float64: 1e-5, np.float32: 3e-2}
 
 WITHOUT = {
-    "CumProd": "has no derivative there that is known",
-    "ReduceProd": "has no derivative there that is known",
+    "CumProd": "its own derivative is not known",
+    "ReduceProd": "its own derivative is not known",
 }
 """Operators whose gradient has no gradient."""
 
@@ -41,7 +41,7 @@ DRAWING = {"Bernoulli", "Dropout", "RandomNormalLike", "RandomUniformLike"}
 def reason_of(case):
     """Return the part of the error with which a second derivative is refused; empty if it is right."""
     if 'reduction = "mul"' in case.body:
-        return "has no derivative there that is known"
+        return "its own derivative is not known"
     return "" if "noop_with_empty_axes" in case.body else WITHOUT.get(case.operator, "")
 
 
