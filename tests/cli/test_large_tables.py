@@ -325,6 +325,7 @@ def test_large_tables_are_trained_from_blocks(kind, target, drop, tmp_path, caps
 
 @pytest.mark.usefixtures("large_from_800_rows")
 @pytest.mark.parametrize("model", ["realmlp", "linear", "graph", "fitted", "stored"])
+@pytest.mark.long
 def test_every_kind_of_model_is_trained_from_blocks(model, tmp_path, capsys):
     frame = flights()
     numbers = frame[["hour", "gate", "state"]].fillna(0.0)
@@ -392,6 +393,7 @@ def test_large_validation_table_is_scored_on_evenly_spaced_rows(kind, tmp_path, 
     assert len(seen[0]["X_val"]) == 800
 
 
+@pytest.mark.long
 def test_few_rows_of_several_files_are_trained_in_memory(tmp_path, capsys):
     frame = flights(300)
     files = [write_parquet(tmp_path / "in" / f"{i}.parquet", frame[i::3]) for i in range(3)]

@@ -215,6 +215,7 @@ def test_validation_and_test_tables(folder, tmp_path, capsys):
     assert "--validation is for networks" in told["error"]["message"]
 
 
+@pytest.mark.long
 def test_odd_tables_of_the_default_model(tmp_path, capsys):
     y = np.arange(30) % 2
     days = pd.date_range("2020-01-01", periods=30).astype(str)

@@ -70,6 +70,7 @@ def test_no_parameter_is_ignored(name):
 @pytest.mark.parametrize(
     ("name", "other"), [("learning_rate_init", 0.02), ("alpha", 0.0), ("optimizer__max_grad_norm", None)]
 )
+@pytest.mark.long
 def test_the_reference_sees_a_setting_that_is_ignored(name, other, monkeypatch):
     """A comparison that cannot fail would prove nothing."""
     draws = [drawn(number) for number in range(100)]

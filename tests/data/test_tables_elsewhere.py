@@ -168,6 +168,7 @@ def graph_of_several():
     )
 
 
+@pytest.mark.long
 def test_all_public_functions_refuse_tables_elsewhere(tmp_path):
     dask, found = ELSEWHERE["dask array"][0], set()
     required = {"folder": tmp_path / "refused", "n_features": 2, "n_outputs": 2, "random_state": 0, "model": MLP()}

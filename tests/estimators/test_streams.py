@@ -154,6 +154,7 @@ def test_balanced_weights_of_a_stream_are_those_of_all_rows(tmp_path):
 
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("kind", ["indicators", "texts"])
+@pytest.mark.long
 def test_balanced_weights_of_several_labels_are_those_of_all_rows(kind, engine, tmp_path):
     X, y = labels(weights=[0.7, 0.2, 0.1])
     order = np.argsort(y, kind="stable")

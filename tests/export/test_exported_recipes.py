@@ -167,11 +167,13 @@ def test_unsupported_recipe_exports_are_refused(tmp_path):
     y = target(X, "labels")
     for count, name in ((1, "step"), (2, "step"), (1, "parameters")):
         with pytest.raises(ModelError, match=f"has an input, a column or a weight '{name}'"):
-            RealMLPClassifier(n_ensembles=count).export_training(
+            RealMLPClassifier(hidden_layer_sizes=(4,), n_ensembles=count).export_training(
                 tmp_path / "folder", X.rename(columns={"age": name}), y
             )
     with pytest.raises(ModelError, match=r"The table has a column 'parameters/1', .* Rename the column"):
-        RealMLPClassifier(n_ensembles=2).export_training(tmp_path, X.rename(columns={"age": "parameters/1"}), y)
+        RealMLPClassifier(hidden_layer_sizes=(4,), n_ensembles=2).export_training(
+            tmp_path, X.rename(columns={"age": "parameters/1"}), y
+        )
     with pytest.raises(ValueError, match="form must be one of"):
         RealMLPClassifier().export_training(tmp_path / "folder", X, y, form="one")
     assert not list(tmp_path.iterdir())

@@ -270,6 +270,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 @pytest.mark.thinned(by=lambda part: str(part % 2))
 @pytest.mark.parametrize("part", range(12))
+@pytest.mark.long
 def test_manifest_with_wild_values_trains_or_is_refused(part, folder, tmp_path):
     """A manifest that is read at all trains and predicts, or raises an error that is ours."""
     manifest = json.loads(folder["manifest.json"])

@@ -110,6 +110,7 @@ def test_a_named_engine_is_not_replaced():
         assert classifier.fit(X, X[:, :3].argmax(axis=1)).engine_ == engine
 
 
+@pytest.mark.long
 def test_the_table_holds_the_families_that_are_measured(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import engine_families

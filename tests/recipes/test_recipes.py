@@ -322,6 +322,7 @@ def test_sessions_are_made_once(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
+@pytest.mark.long
 def test_missing_text_is_no_category_of_any_member(kind):
     texts = np.array(["a", "b"] * 12, object)
     texts[5] = ""  # one member alone holds this row out, and takes the empty string for a missing value

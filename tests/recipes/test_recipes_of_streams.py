@@ -298,6 +298,7 @@ def test_recipe_on_blocks_of_a_sorted_table_scores_as_on_arrays(make, target, na
 
 
 @each_recipe
+@pytest.mark.long
 def test_a_seed_gives_the_same_bits_with_and_without_reading_ahead(name, tmp_path):
     path = write(table(500), tmp_path / "table.parquet")
     fits = [classifier(name, max_iter=2).fit(blocks(path, prefetch=ahead)) for ahead in (0, 1, 3)]
