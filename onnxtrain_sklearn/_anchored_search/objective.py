@@ -1,6 +1,6 @@
 """The objective of fine-tuning: the loss of weighted rows, and the recalibration of outputs.
 
-The rows stay in the buffers; what changes are their weights. A fold of a cross-validation is a vector of weights.
+The rows stay in the buffers, and only their weights change. A fold of a cross-validation is a vector of weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .._training.parameters import FlatParameters
 from .._training.step import HostStep
 
 SAMPLED_ROWS = 64
-"""Number of rows whose gradients are squared."""
+"""Number of rows from which the mean square of the gradients is estimated."""
 
 
 class RowObjective:
@@ -26,9 +26,9 @@ class RowObjective:
     Attributes
     ----------
     rows : ndarray of int
-        The rows, in the order of the weights of a call.
+        The rows, in the order of the ``weights`` argument of the methods.
     weights : ndarray of shape (n_rows,)
-        The weights that the rows have in the data.
+        The weights of the rows in the data: sample and class weights.
     """
 
     def __init__(self, step: HostStep, batches: Batches) -> None:
@@ -43,7 +43,7 @@ class RowObjective:
 
     @property
     def parameters(self) -> FlatParameters:
-        """The parameters; a call leaves its vector in them."""
+        """The parameters; each evaluation sets them to its ``vector``."""
         return self._step.parameters
 
     def digest(self, update: Callable[[bytes], object], size: int) -> None:
@@ -51,11 +51,11 @@ class RowObjective:
         self._batches.digest(update, size)
 
     def first(self) -> np.ndarray:
-        """Return the weights with those of the first rows only, which are in the buffers at once."""
+        """Return a copy of ``weights`` that is zero except for the first rows, which fit into the buffers together."""
         return np.where(np.arange(len(self.rows)) < len(self._pieces[0].rows), self.weights, 0.0)
 
     def targets(self) -> np.ndarray:
-        """Return one target of each row: the first of those that differ between rows, as a corner of a map may not."""
+        """Return one target per row: of several, the first that differs between rows (a corner of an image may not)."""
         first = self._targets_of(self._pieces[0])[0].copy()
         differ = ((self._targets_of(piece) != first).any(axis=0) for piece in self._pieces)
         column = next((int(np.argmax(some)) for some in differ if some.any()), 0)
@@ -80,10 +80,10 @@ class RowObjective:
         return self(vector, weights)[0]
 
     def squared_gradients(self, vector: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
-        """Return the mean square of the gradients of single rows, their targets shuffled.
+        """Return the mean square of the gradients of single rows, with shuffled targets, for each parameter.
 
-        With the targets as they are, the square would be largest where the model errs. Shuffled, it tells how much a
-        parameter changes the predictions.
+        With the true targets, the squares would be largest where the model errs. With shuffled targets, they measure
+        how much a parameter changes the predictions.
         """
         self.parameters.vector[...] = vector
         chosen = rng.permutation(np.arange(len(self._pieces[0].rows)))[:SAMPLED_ROWS]
@@ -94,11 +94,11 @@ class RowObjective:
         for i in chosen:
             self._weighted(np.eye(1, len(self._pieces[0].rows), i)[0], 1.0)
             squares += self.parameters.gradient.astype(np.float64) ** 2
-        targets[chosen] = kept  # the buffers hold the minibatch for the calls to come
+        targets[chosen] = kept  # restore the targets, because later calls use the rows in the buffers
         return squares / len(chosen)
 
     def _targets_of(self, piece: Minibatch) -> np.ndarray:
-        """Return the targets of the rows, a line for each; the next call may write over them."""
+        """Return the targets of the minibatch, (rows, targets); the next call may overwrite the array."""
         count = len(piece.rows)
         return self._load(piece)[:count].reshape(count, -1)
 
@@ -117,10 +117,10 @@ class RowObjective:
         return self._step.compute_gradients(total)
 
 
-# Recalibration of the output of a model by its own weights: scaling and shifting the scores.
+# Recalibration: scaling and shifting the scores of a model by changing some of its weights.
 #
-# Which weights scale the scores, and which shift them, is found by trying: whatever the form of the graph, the scores
-# on some rows tell.
+# The weights that scale or shift the scores are found by trial, for any form of the graph: change a parameter, and
+# compare the scores of some rows.
 
 
 Scores = Callable[[], np.ndarray]
@@ -129,14 +129,14 @@ Scores = Callable[[], np.ndarray]
 
 @dataclass(frozen=True)
 class InnerScores:
-    """Values before a fixed function at the end of a graph, as scores, and the names of the weights before them."""
+    """Values that a fixed function at the end of the graph reads, used as scores, and the weights upstream of them."""
 
     scores: Scores
     names: tuple[str, ...]
 
 
 MOST_NAMES = 64
-"""Number of parameters beyond which those with the output's scale and shift are not looked for."""
+"""In models with more parameters than this, no parameters that scale or shift the scores are searched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,14 +146,14 @@ class OutputWeights:
     Attributes
     ----------
     scaled : ndarray of bool
-        Multiplying these weights by a number multiplies the scores by it, up to a shift; no weight, if there are no
-        such weights.
+        Mask of the weights that scale the scores: multiplying them by a number multiplies the scores by it, up to a
+        shift. It is False throughout if there are no such weights.
     shifts : ndarray of int, of shape (n_columns, n_weights)
-        Places of the weights that are added to the scores, for each column; no column if there are none.
+        For each column of the scores, the positions of the weights that are added to it; no columns if there are none.
     size : float
         Root mean square of the scores.
     effect : float
-        What a unit of the shifting weights adds to the scores.
+        The change of the scores per unit of change of the shifting weights.
     """
 
     scaled: np.ndarray
@@ -167,19 +167,19 @@ class OutputWeights:
         return bool(len(self.shifts) and self.scaled.all())
 
     def shifted(self, vector: np.ndarray, by: np.ndarray) -> np.ndarray:
-        """Return the weights with numbers added to the columns of the scores."""
+        """Return a copy of the weights ``vector`` that adds the numbers ``by`` to the columns of the scores."""
         result: np.ndarray = vector.copy()
         for places, number in zip(self.shifts, by, strict=True):
             result[places] += number / self.effect
         return result
 
     def shift_gradient(self, gradient: np.ndarray) -> np.ndarray:
-        """Return the derivatives by the numbers added to the columns, from those by the weights."""
+        """Return the gradient with respect to the numbers added to the columns, given that of the weights."""
         return np.asarray(gradient[self.shifts].sum(axis=1) / self.effect)
 
 
 def no_output_weights(size: int) -> OutputWeights:
-    """Return the description of a model whose output is not recalibrated."""
+    """Return the OutputWeights of a model with ``size`` weights whose output is not recalibrated."""
     return OutputWeights(np.zeros(size, bool), np.empty((0, 1), int), 1.0)
 
 
@@ -190,8 +190,8 @@ def output_weights(parameters: FlatParameters, scores: Scores, among: Sequence[s
     names = parameters.names if among is None else tuple(among)
     names = names if len(names) <= MOST_NAMES else ()
 
-    # The shift: a parameter such that adding numbers to it adds a multiple of them to the scores. It has a number for
-    # each column; or, of a single column, many that are all added to, as leaves of trees. The former are tried first.
+    # Find the shift: a parameter such that adding numbers to it adds a multiple of them to the scores. First try those
+    # with one number per column of the scores; for a single column also longer ones, such as leaves of trees.
     own = [name for name in reversed(names) if len(parameters.vector[parameters.span(name)]) == columns]
     shifting, effect = None, 1.0
     for name in (*own, *(name for name in reversed(names) if name not in own)):
@@ -206,11 +206,11 @@ def output_weights(parameters: FlatParameters, scores: Scores, among: Sequence[s
             shifting, effect = name, factor
             break
 
-    # The scale: parameters such that multiplying them by 1.5 multiplies the scores by 1.5, up to a shift.
+    # Find the scale: parameters whose multiplication by 1.5 multiplies the scores by 1.5, up to a shift.
     bias = () if shifting is None else (shifting,)
     sets = [names, *((name, *bias) for name in names if name not in bias)]
     if not before.any() or np.ptp(before, axis=0).max() == 0:
-        sets = []  # of a constant nothing can be told
+        sets = []  # constant scores do not show a scale
     scaled = np.zeros(len(parameters.vector), bool)
     for scaling in filter(None, sets):
         vector = parameters.vector.copy()
@@ -237,7 +237,7 @@ def _columns(scores: Scores) -> np.ndarray:
 
 
 def _after(parameters: FlatParameters, values: np.ndarray, span: slice, scores: Scores) -> np.ndarray:
-    """Return the scores after the parameters in ``span`` have been replaced for a moment."""
+    """Return the scores with ``values`` in place of the parameters in ``span``, which are restored afterwards."""
     kept = parameters.vector.copy()
     try:
         parameters.vector[span] = values
@@ -264,7 +264,7 @@ def anchors(
 def _fitted(
     objective: RowObjective, start: np.ndarray, output: OutputWeights, weights: np.ndarray, *, scales: bool
 ) -> np.ndarray:
-    """Return ``start`` with the shift of the scores, or with shift and scale, of the least loss."""
+    """Return ``start`` with the shift of the scores, or with ``scales`` the shift and scale, that minimize the loss."""
     factor = np.where(output.scaled, start, 0.0) / output.size
 
     def moved(z: np.ndarray) -> np.ndarray:
@@ -280,11 +280,11 @@ def _fitted(
 
 
 OUT_OF_DOMAIN = 1e6
-"""How often the loss at the start of a search is taken for one that is not finite: the line search then turns back."""
+"""This multiple of the loss at the start replaces a loss that is not finite, so that the line search backtracks."""
 
 
 def finite(loss: float, gradient: np.ndarray, highest: float) -> tuple[float, np.ndarray]:
-    """Return a loss and its gradient, or ``highest`` and none where the inverse of a transform is not defined."""
+    """Return a loss and its gradient; where they are not finite (a transform is undefined), ``highest`` and zeros."""
     if np.isfinite(loss) and np.isfinite(gradient).all():
         return loss, gradient
     return highest, np.zeros_like(gradient)

@@ -1,8 +1,9 @@
 """Search how far to fine-tune: candidates, folds, and paths of weights between old and new.
 
-:class:`Paths` finds the weights of each candidate: from an anchor, with a pull of some strength towards it, on some of
-the rows. :func:`cross_validated` finds them for each fold, compares their losses on the rows held out, and returns a
-:class:`Choice`. The old model is a candidate: it stays where nothing else is better by more than the noise of the
+A *search* starts from an *anchor*, such as the old weights. It minimizes the loss on some of the rows plus a *pull*, a
+penalty on the distance from the anchor. A *candidate* is the result for one strength of the pull. :class:`Paths` runs
+the searches. :func:`cross_validated` runs them for each fold, compares the losses on the held-out rows, and returns a
+:class:`Choice`. The old model is a candidate, too: it stays unless another one is better by more than the noise of the
 comparison.
 """
 
@@ -19,7 +20,7 @@ from ..finetuning import FineTuner
 from .objective import OUT_OF_DOMAIN, OutputWeights, RowObjective, anchors, finite
 
 OLD, DAMPED, ZERO, OLD_ROWS = "old", "damped", "zero", "old rows"
-"""Names of searches: the anchors of these names, and the search with old rows."""
+"""Names of searches and their anchors. The search with old rows has no pull: the old rows keep it near the anchor."""
 
 
 class Paths:
@@ -33,11 +34,11 @@ class Paths:
         The old weights.
     output : OutputWeights
     metric : ndarray of shape (P,)
-        What a unit of each weight counts in the pull.
+        The factor of each weight's squared distance in the pull.
     old_rows : RowObjective or None
         The loss of old rows.
     damping : ndarray of shape (P,) or None
-        What each weight is divided by in the damped anchors; None: there are none.
+        The divisor of each weight in damped anchors; None if there are no such anchors.
     """
 
     base = OLD
@@ -57,7 +58,7 @@ class Paths:
         self._damped = None if damping is None else old / damping
 
     def anchors(self, weights: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the start of each search for the weighted rows."""
+        """Return the anchor of each search by name, given the weights of the rows."""
         found = anchors(self.objective, self.old, self.output, weights)
         if self._damped is not None:
             damped = anchors(self.objective, self._damped, self.output, weights)
@@ -69,15 +70,16 @@ class Paths:
         return found
 
     def strengths(self, name: str) -> Sequence[float]:
-        """Return the strengths of a search, the strongest first."""
+        """Return the strengths of the pull that a search tries, in descending order."""
         return self.tuner.old_weights if name == OLD_ROWS else self.tuner.strengths
 
     def along(
         self, name: str, anchor: np.ndarray, weights: np.ndarray, strengths: Sequence[float], *, whole: bool = True
     ) -> Iterator[tuple[float, np.ndarray]]:
-        """Yield the anchor, and the minimum for each strength; each search starts from the last one's end.
+        """Yield pairs of strength and weights: the anchor, then the minimum for each strength.
 
-        With old rows there is no anchor; ``whole`` says whether all of them count, or the first ones.
+        Each minimization starts from the result of the previous one. The search with old rows has no pull, and its
+        strengths are the weights of the old rows; it uses all of them if ``whole``, else the first ones.
         """
         vector, with_old = anchor, name == OLD_ROWS
         unit = 1.0 if with_old else self._unit(anchor, weights)
@@ -91,10 +93,10 @@ class Paths:
     def refitted(
         self, name: str, strength: float, anchor: np.ndarray, start: np.ndarray, fraction: float
     ) -> np.ndarray:
-        """Return the result of a search on all rows, from that on ``fraction`` of them.
+        """Return the result of a search on all rows, starting from ``start``, its result on ``fraction`` of the rows.
 
-        A strength that is chosen counts as in a sum over rows: the less, the more rows there are. One that is set is
-        kept.
+        A strength that was chosen is multiplied by ``fraction``: relative to the loss, the pull gets weaker with more
+        rows. A strength that the user set stays.
         """
         weights = self.objective.weights
         if np.isinf(strength):
@@ -105,7 +107,7 @@ class Paths:
         return self._minimum(start, anchor, strength * self._unit(anchor, weights), weights)
 
     def _unit(self, anchor: np.ndarray, weights: np.ndarray) -> float:
-        """Return the pull with which the first step lowers the loss by 0.3 %."""
+        """Return the unit of strengths: the pull with which the first step lowers the loss by 0.3 %."""
         loss, gradient = self.objective(anchor, weights)
         decrease = 0.5 * float((gradient**2 / self._metric).sum())
         return decrease / (0.003 * abs(loss)) if decrease > 0 and loss else 1.0
@@ -120,7 +122,7 @@ class Paths:
         *,
         whole: bool = True,
     ) -> np.ndarray:
-        """Return the weights of the least loss, the pull included; the search is in units of the metric."""
+        """Return the weights that minimize the loss plus the pull; the search scales the weights by the metric."""
         scale, highest = 1 / np.sqrt(self._metric), sys.float_info.max / OUT_OF_DOMAIN
 
         def loss(u: np.ndarray) -> tuple[float, np.ndarray]:
@@ -128,7 +130,7 @@ class Paths:
             return value + 0.5 * pull * float(u @ u), scale * gradient + pull * u
 
         begin = np.divide(start - anchor, scale, out=np.zeros_like(scale), where=scale > 0)
-        size = max(abs(loss(begin)[0]), 1e-300)  # SciPy's tolerances are absolute for losses below one
+        size = max(abs(loss(begin)[0]), 1e-300)  # divide by the loss, as SciPy's tolerances are absolute below one
         highest = OUT_OF_DOMAIN * (1 + size)
 
         def in_size(u: np.ndarray) -> tuple[float, np.ndarray]:
@@ -136,7 +138,7 @@ class Paths:
             gradient /= size
             return value / size, gradient
 
-        most = max(1, self.tuner.max_iter // 2) if share else self.tuner.max_iter  # old rows cost time
+        most = max(1, self.tuner.max_iter // 2) if share else self.tuner.max_iter  # fewer, as old rows cost time
         end = scipy.optimize.minimize(
             in_size,
             begin,
@@ -147,7 +149,7 @@ class Paths:
         return np.asarray(anchor + scale * end.x) if np.isfinite(end.fun) else start
 
     def _loss(self, vector: np.ndarray, weights: np.ndarray, share: float, *, whole: bool) -> tuple[float, np.ndarray]:
-        """Return the loss of the new rows, and of the old ones as ``share`` of their weight, with its gradient."""
+        """Return the mean of the losses of new rows (weight 1) and of old rows (weight ``share``), and its gradient."""
         loss, gradient = self.objective(vector, weights)
         if self._old_rows is None or not share:
             return loss, gradient
@@ -158,10 +160,10 @@ class Paths:
 def metric(
     objective: RowObjective, vector: np.ndarray, rng: np.random.RandomState, damping: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return what a unit of each weight counts in the pull: the mean square of the gradients of its parameter.
+    """Return the factor of each weight in the pull: the mean square of the gradients of its parameter.
 
-    Weights in far smaller units than the others of their parameter, whose gradients are far larger, count as much
-    more: columns of data are not always scaled. With ``damping``, all is in units of the damped weights.
+    A weight whose gradients are far larger than those of the same parameter's other weights gets a larger factor: the
+    columns of the data may have different scales. With ``damping``, everything is in units of the damped weights.
     """
     units = 1.0 if damping is None else damping
     squares, result = objective.squared_gradients(vector / units, rng) / units**2, np.empty(len(vector))
@@ -180,24 +182,24 @@ def metric(
 
 
 GROUPS = 10
-"""Number of groups of held-out rows; the standard error of a loss is estimated from theirs."""
+"""Number of groups of held-out rows; the standard error of a loss is estimated from the losses of the groups."""
 
 SHARPNESS = 2.0
-"""Exponent of the weight of a candidate for each standard error that its loss is above the least one."""
+"""Rate at which a candidate's share in the mean decays, per standard error of its loss above the smallest loss."""
 
 LEAST_WEIGHT = 0.05
-"""Least share of a candidate in the mean; each one has to be fitted again on all rows."""
+"""Smallest share of a candidate in the mean; smaller ones are dropped, as each candidate has to be fitted again."""
 
 PATIENCE = 2
-"""Strengths in a row without a lower held-out loss after which weaker ones are not tried."""
+"""Number of consecutive strengths without a lower held-out loss after which weaker pulls are not tried."""
 
 KEPT_NUMBERS = 50_000_000
-"""Most numbers of all fitted weights that are kept to judge a mean of candidates; of more, the best one is taken."""
+"""If all fitted weights together hold more numbers than this, the best candidate is taken instead of a mean."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A search and the strength of its pull, infinite for the anchor itself, or the weight of the old rows.
+    """A search, and the strength of its pull (infinite for the anchor itself) or the weight of the old rows.
 
     Attributes
     ----------
@@ -258,7 +260,7 @@ class Choice:
 def cross_validated(paths: Paths, folds: np.ndarray) -> Choice:
     """Return the choice among the candidates by the losses of held-out rows.
 
-    Of the old weights and those with a recalibrated output, the worst anchor itself is a candidate, not its path.
+    The paths from the best two of the old and the recalibrated weights are searched; the worst one is only a candidate.
     """
     objective = paths.objective
     used = np.where(folds == UNUSED, 0.0, objective.weights)
@@ -270,7 +272,7 @@ def cross_validated(paths: Paths, folds: np.ndarray) -> Choice:
     recalibrated = sorted((name for name in at if name not in others), key=lambda name: held_out.mean(at[name]))
     candidates = [Candidate(name, np.inf, at[name], [own[name] for own in points]) for name in recalibrated[2:]]
     for name in [*recalibrated[:2], *others]:
-        # The strongest pull first, until the losses of held-out rows rise.
+        # Begin with the strongest pull, and weaken it until the losses of held-out rows rise.
         strengths, found = paths.strengths(name), list[Candidate]()
         starts = [own[name] for own in points]
         walks = [
@@ -299,7 +301,7 @@ class HeldOut:
     Attributes
     ----------
     averages : bool
-        Whether candidates are averaged: not where each has to be fitted again on many more rows.
+        Whether candidates are averaged; they are not if each has to be fitted again on many more rows.
     """
 
     def __init__(self, objective: RowObjective, folds: np.ndarray) -> None:
@@ -308,7 +310,7 @@ class HeldOut:
         self.sizes = np.array([objective.weights[rows].sum() for _, rows in self._groups])
 
     def losses(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the loss of each group by the weights, a vector for each fold, that were fitted without it."""
+        """Return the loss of each group; ``vectors`` holds, for each fold, the weights fitted without that fold."""
 
         def loss(fold: int, rows: np.ndarray) -> float:
             weights = np.zeros(len(self._objective.rows))
@@ -334,10 +336,10 @@ def _groups(folds: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 def chosen(
     candidates: Sequence[Candidate], held_out: HeldOut, base: str = OLD, *, linear: bool, margin: float
 ) -> Choice:
-    """Return the mean of the best candidates, or else the best recalibration, or else the old model.
+    """Choose the mean of the best candidates, or else the best recalibration, or else the old model.
 
-    The first of them is taken that is better than the old model, the start of the search ``base``, by more than
-    ``margin`` standard errors.
+    The first of these that is better than the old model (the start of the search ``base``) by more than ``margin``
+    standard errors is chosen.
     """
     sizes = held_out.sizes
     is_old = np.array([one.anchor == base and np.isinf(one.strength) for one in candidates])
@@ -346,7 +348,7 @@ def chosen(
     mixed = shares(candidates, sizes, linear=linear)
     if not held_out.averages or sum(vector.size for one in candidates for vector in one.vectors) > KEPT_NUMBERS:
         mixed = alone[int(np.argmax(mixed))]
-    # A recalibration is an anchor itself, whose output weights alone were trained.
+    # A recalibration is an anchor itself: only its output weights were trained.
     recalibrated = [
         held_out.mean(one.losses) if np.isinf(one.strength) and one.anchor != ZERO else np.inf for one in candidates
     ]
@@ -364,7 +366,7 @@ def chosen(
 
 
 def gain(old: np.ndarray, losses: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """Return how far losses are below those of the old model, with the standard error of this difference."""
+    """Return the mean difference between the old model's losses and ``losses``, and its standard error."""
     weights = sizes / sizes.sum()
     with np.errstate(invalid="ignore"):
         below = old - losses
@@ -375,9 +377,9 @@ def gain(old: np.ndarray, losses: np.ndarray, sizes: np.ndarray) -> tuple[float,
 
 
 def shares(candidates: Sequence[Candidate], sizes: np.ndarray, *, linear: bool) -> np.ndarray:
-    """Return the share of each candidate, by how many standard errors its loss is above the least one.
+    """Return each candidate's share in the mean, by the standard errors of its loss above the smallest loss.
 
-    Unless the scores are linear in the weights, only candidates of one anchor are averaged.
+    Unless the scores are linear in the weights, only candidates of the same anchor are averaged.
     """
     weights = sizes / sizes.sum()
     losses = np.array([one.losses for one in candidates])
@@ -394,27 +396,27 @@ def shares(candidates: Sequence[Candidate], sizes: np.ndarray, *, linear: bool) 
     return np.asarray(result / result.sum())
 
 
-# The rows that fine-tuning chooses by: those of each fold, those that are only trained on, those that are not used.
+# Folds: the rows that are held out in each fold, the rows that are only trained on, and the rows that are not used.
 
 
 TRAINED, UNUSED = -1, -2
-"""In place of a fold: rows that all folds train on, and rows that have no part in the choice."""
+"""Values in place of a fold: for rows that all folds train on, and for rows that the choice does not use."""
 
 CROSS_VALIDATED_ROWS, CROSS_VALIDATED_WORK = 1000, 20_000_000
-"""Most rows that take part in the cross-validation, and most rows times parameters; others are trained on only."""
+"""Limits of the cross-validation: the number of rows, and rows times parameters. Other rows are only trained on."""
 
 ENOUGH_FOR_ONE_SPLIT = 3
-"""Number of all rows for each row of the cross-validation from which these are held out once, not fold by fold."""
+"""If there are this many times more rows than the limit, there is a single split instead of cross-validation."""
 
 ROWS_OF_CHOICE = 5
-"""Number of rows of the choice, for each that is held out once; the candidates are trained on the others."""
+"""With a single split, rows that the choice uses per held-out row; the candidates are trained on the others."""
 
 
 def folds_of(targets: np.ndarray, n_weights: int, cv: int, rng: np.random.RandomState) -> np.ndarray:
-    """Return the fold of each row; targets are spread evenly over folds. The rows come in random order."""
+    """Return the fold of each row, with the targets spread evenly over the folds; rows must be in random order."""
     n_rows = len(targets)
     most = int(np.clip(CROSS_VALIDATED_WORK / max(1, n_weights), 200, CROSS_VALIDATED_ROWS))
-    if most * ENOUGH_FOR_ONE_SPLIT <= n_rows:  # the first ones are in few pieces of the data
+    if most * ENOUGH_FOR_ONE_SPLIT <= n_rows:  # use the first rows, which lie in few pieces of the data
         folds = np.full(n_rows, UNUSED)
         folds[: most * ROWS_OF_CHOICE], folds[:most] = TRAINED, 0
         return folds
@@ -426,5 +428,5 @@ def folds_of(targets: np.ndarray, n_weights: int, cv: int, rng: np.random.Random
 
 
 def fraction_used(folds: np.ndarray) -> float:
-    """Return the part of all rows that the candidates of the choice are trained on, where one fold is held out."""
+    """Return the fraction of all rows on which the candidates are trained while one fold is held out."""
     return float(np.mean(folds == TRAINED))

@@ -1,8 +1,8 @@
 """Fine-tune a model in one call: search from the anchors, choose by cross-validation, set the chosen weights.
 
-:class:`FineTuningTrainer` takes the place of the trainer of minibatches: ``objective`` gives it the loss of weighted
-rows, ``search`` the paths of weights and the choice among them. A new head is fitted first, alone, on the features as
-they are (:class:`HeadPaths`); then all weights are tuned with a pull towards it (:class:`WholePaths`).
+:class:`FineTuningTrainer` replaces the trainer of minibatches. It minimizes the loss of weighted rows (``objective``)
+along paths of weights, and chooses among them (``search``). A new head is fitted first, alone, on the unchanged
+features (:class:`HeadPaths`); then all weights are tuned with a pull towards the result (:class:`WholePaths`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Tuning:
     scores : callable () -> ndarray
         Scores of some rows by the current parameters.
     rng : numpy.random.RandomState
-        Draws the folds.
+        The generator that draws the folds.
     old_rows : RowObjective or None
         The loss of old rows, by a step that shares the parameters.
     head : tuple of str
         The weights of a new head.
     damping : ndarray of shape (P,) or None
-        What each weight is divided by in the damped anchors.
+        The divisor of each weight in damped anchors.
     inner : InnerScores or None
-        The values before a fixed function at the end of the graph: they are recalibrated if the scores cannot be.
+        The values that a fixed function at the end of the graph reads. They are recalibrated if the scores cannot be.
     """
 
     tuner: FineTuner
@@ -61,7 +61,7 @@ class Tuning:
 
 @dataclass(frozen=True, eq=False)
 class TuningResult:
-    """The weights that were found, the strength of the best candidate, and the record of all candidates."""
+    """The result: the weights, the strength of the best candidate, and the report on all candidates."""
 
     vector: np.ndarray
     strength: float
@@ -111,7 +111,7 @@ class FineTuningTrainer(Trainer):
         return self._conclude(True)
 
     def _searched(self, old: np.ndarray) -> TuningResult | None:
-        """Return the weights that are chosen; None if there are no rows to choose by."""
+        """Return the chosen weights; None if all targets are equal, so that no choice can be validated."""
         tuning, tuner, objective, rng = self._tuning, self._tuner, self._objective, self._rng
         targets = objective.targets()
         if len(np.unique(targets)) < 2 and self._validate is None and not tuning.head:
@@ -131,7 +131,7 @@ class FineTuningTrainer(Trainer):
             cost = metric(objective, old, rng, tuning.damping)
             return self._found(Paths(tuner, objective, old, output, cost, tuning.old_rows, tuning.damping), folds)
 
-        # A new head is fitted alone first, and then with the other weights.
+        # Fit a new head alone first, then together with the other weights.
         heads = HeadPaths(tuner, objective, old, tuning.head, rng)
         first = self._found(heads, folds)
         if heads.output.scaled.all():
@@ -142,7 +142,7 @@ class FineTuningTrainer(Trainer):
         return TuningResult(second.vector, second.strength, report)
 
     def _found(self, paths: Paths, folds: np.ndarray | None) -> TuningResult:
-        """Return the result of the searches; without folds it is chosen by the score on the validation data."""
+        """Return the result of the searches, chosen by cross-validation, or without folds by the validation score."""
         if folds is not None:
             choice = cross_validated(paths, folds)
             vector = refitted(choice, paths, folds) if (folds == UNUSED).any() else mean_of(choice, paths)
@@ -155,7 +155,7 @@ class FineTuningTrainer(Trainer):
             self._vector[...] = vector
             score = self._validate() if self.validation_loss is None else -self.validation_loss()
             found.append((name, strength, -np.inf if np.isnan(score) else score))
-            if found[-1][2] > best_score:  # the first of equal ones
+            if found[-1][2] > best_score:  # of equal scores, the first candidate wins
                 best, best_score, best_strength = vector, found[-1][2], strength
         names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))
         shares = np.eye(1, len(scores), int(np.argmax(scores)))[0]
@@ -164,7 +164,7 @@ class FineTuningTrainer(Trainer):
 
 
 def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
-    """Yield the name of each search, the strengths, and the weights that it finds on all rows."""
+    """Yield (name of the search, strength, weights) for each candidate, fitted on all rows."""
     weights = paths.objective.weights
     for name, anchor in paths.anchors(weights).items():
         for strength, vector in paths.along(name, anchor, weights, paths.strengths(name)):
@@ -184,17 +184,17 @@ def mean_of(choice: Choice, paths: Paths) -> np.ndarray:
 
 
 def refitted(choice: Choice, paths: Paths, folds: np.ndarray) -> np.ndarray:
-    """Return the candidate that was chosen on some of the rows, after a search on all rows."""
+    """Search again on all rows for the candidate that was chosen on some of them; return the weights."""
     taken = choice.candidates[int(np.argmax(choice.shares))]
     anchor = next(one for one in choice.candidates if one.anchor == taken.anchor).vectors[0]
     return paths.refitted(taken.anchor, taken.strength, anchor, taken.vectors[0], fraction_used(folds))
 
 
-# Training of a new head: first alone, on the features as they are, then with the weights before it.
+# Training of a new head: first alone, on fixed features, then together with the weights of the body.
 
 
 HEAD_ONLY, NEW_HEAD = "head only", "new head"
-"""Names of the searches: of the head alone, and of all weights."""
+"""Names of the two searches: for the head alone, and for all weights."""
 
 
 def head_weights(objective: RowObjective, head: Sequence[str]) -> OutputWeights:
@@ -207,7 +207,7 @@ def head_weights(objective: RowObjective, head: Sequence[str]) -> OutputWeights:
 
 
 class HeadPaths(Paths):
-    """The search of the weights of a head on fixed features: a penalized linear model, whose start is a constant."""
+    """The search for the weights of a head on fixed features: a penalized linear model that starts from a constant."""
 
     base = HEAD_ONLY
 
@@ -234,7 +234,7 @@ class HeadPaths(Paths):
 
 
 class WholePaths(Paths):
-    """The search of all weights, with a pull towards the fitted head and the old weights before it."""
+    """The search for all weights, with a pull towards the fitted head and the old weights of the body."""
 
     base = NEW_HEAD
 

@@ -1,6 +1,6 @@
 """Input data: from X and y to minibatches of arrays.
 
 ``inputs`` checks X, and ``columns`` holds the data of each input of the graph. ``targets`` encodes y and computes the
-weights of rows; ``target_scale`` scales numbers. ``held_out`` splits off validation rows and scores them, ``batches``
-draws minibatches, ``statistics`` are learned from data before the first step.
+weights of rows; ``target_scale`` scales numeric targets. ``held_out`` splits off validation rows and scores them;
+``batches`` draws minibatches; ``statistics`` computes statistics of the data before the first step.
 """

@@ -34,7 +34,7 @@ class BatchBuffers:
     sample_weight : ndarray
         The weights of the rows.
     sparse : mapping of str to SparseRows
-        The places of inputs whose rows stay sparse; they are not in ``columns``.
+        The buffers of inputs whose rows stay sparse; these inputs are not in ``columns``.
     has_ones : bool
         True if all weights are known to be one.
     count : int
@@ -54,7 +54,7 @@ class BatchBuffers:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what the buffers hold, because their owner may change it."""
+        """Mark the contents of the buffers as unknown, because their owner may have changed them."""
         self.has_ones, self.count, self.holds = False, len(self.sample_weight), None
 
 
@@ -106,8 +106,8 @@ class Batches(Protocol):
     def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
         """Yield the minibatches of the next epoch, without the first ``skip``.
 
-        Use them up before the next epoch begins. Of a stream, a minibatch holds the window that it is drawn from:
-        delete it before the next one is read, which may need that memory.
+        Use all minibatches before the next epoch begins. A minibatch of a stream keeps the window that it is drawn from
+        in memory: delete it before the next minibatch is read, which may need that memory.
         """
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:
@@ -162,7 +162,7 @@ class ArrayBatches:
         self.weight: float | None = None if drop_last else total
 
     def of(self, columns: Mapping[str, InputData]) -> ArrayBatches:
-        """Return the same minibatches of other columns."""
+        """Return minibatches of the same rows and weights, in the same order, of other ``columns``."""
         rows, size, rng = self._rows, self.size, self._rng
         return ArrayBatches(columns, rows, self._weights, size, rng, n_rows=self._n_rows, drop_last=self.drop_last)
 
@@ -177,12 +177,12 @@ class ArrayBatches:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the data that an epoch represents, without those that it leaves out."""
+        """Rows of the data that an epoch represents, without the rows that ``drop_last`` leaves out."""
         return self._n_rows - (len(self._rows) % self.size if self.drop_last else 0)
 
     def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
         """Return the minibatches of the next epoch, as views into an array that the epoch after it overwrites."""
-        if self.size == len(self._rows):  # the order within a single minibatch does not matter: nothing is drawn
+        if self.size == len(self._rows):  # draw nothing, because the order within a single minibatch does not matter
             if not self._minibatches:
                 self._minibatches = [self._gatherer.minibatch(self._order)._replace(fill=self._fill_once)]
         else:
@@ -193,7 +193,7 @@ class ArrayBatches:
             # weights are copies, so new minibatches are needed if rows have weights and the order changes.
             if not self._minibatches or (self._weights is not None and self._rng is not None):
                 whole = len(self._order) // self.size * self.size
-                pieces = list(self._order[:whole].reshape(-1, self.size))  # takes less time than slices
+                pieces = list(self._order[:whole].reshape(-1, self.size))  # faster than a slice for each minibatch
                 if whole < len(self._order) and not self.drop_last:
                     pieces.append(self._order[whole:])
                 if self._weights is not None:
@@ -208,7 +208,7 @@ class ArrayBatches:
             buffers.holds = self
 
     def gather(self, rows: np.ndarray, buffers: BatchBuffers) -> None:
-        """Write these rows of the data into the buffers, padded."""
+        """Write ``rows`` of the data into the buffers, and fill the buffers up with padding rows."""
         self._gatherer.minibatch(rows).fill(buffers)
 
     def resident(self, limit: int) -> dict[str, np.ndarray] | None:
@@ -249,7 +249,7 @@ class _Gatherer:
             self._writers = buffers, [self._into(name, buffers) for name in self.columns]
         for write in self._writers[1]:
             write(padded)
-        # Most minibatches have weights of one, which are written only once.
+        # Most minibatches have weights of one, so write these only if the buffer does not already hold ones.
         are_ones = weights is None and count == capacity
         if not (are_ones and buffers.has_ones):
             buffers.sample_weight[:count] = 1.0 if weights is None else weights
@@ -258,7 +258,7 @@ class _Gatherer:
         buffers.count, buffers.holds = count, None
 
     def _into(self, name: str, buffers: BatchBuffers) -> Callable[[np.ndarray], object]:
-        """Return a function that writes rows of one input into its place in the buffers, sparse or dense."""
+        """Return a function that writes rows of the input ``name`` into its buffer, sparse or dense."""
         column = self.columns[name]
         if name not in buffers.sparse:
             return column.into(buffers.columns[name])
@@ -273,7 +273,7 @@ class _Gatherer:
             update(column.rows(rows).tobytes())
 
 
-# A stream of blocks, such as files or row groups of a data set that does not fit into memory.
+# Streams of blocks, such as the files or row groups of a data set that does not fit into memory.
 
 
 class Block(NamedTuple):
@@ -319,8 +319,8 @@ class BlockBatches:
     prefetch : int, default=0
         Blocks that a thread reads ahead; with 0, there is no thread. It changes no result.
     block_means : list of float, default=None
-        The mean target of each block. Each window gets blocks from all over their range: the rows of a table that is
-        sorted by its target are mixed too. None: the positions of the blocks.
+        The mean target of each block. Each window gets blocks from the whole range of these means, so that the rows of
+        a table that is sorted by its target are mixed too. None: use the positions of the blocks instead.
     """
 
     weight: float | None = None
@@ -377,7 +377,7 @@ class BlockBatches:
             rows = np.arange(_length(window))
             if rng is not None:
                 rng.shuffle(rows)
-            if rest is not None:  # complete the minibatch that the last window began
+            if rest is not None:  # begin with the rows that the last window left over, and complete the minibatch
                 missing = self.size - _length(rest)
                 first = _Window(rest, self.size)
                 first.add(rest)
@@ -402,13 +402,13 @@ class BlockBatches:
                 f"The source has {self._weighted} rows of weight above zero, but n_rows says {known}: its blocks "
                 f"changed since they were counted. Count them again."
             )
-        self.n_rows = self._read - (self._weighted - yielded)  # without those that drop_last left out
+        self.n_rows = self._read - (self._weighted - yielded)  # without the rows that drop_last left out
 
     def _dealt(self, rng: np.random.RandomState) -> np.ndarray:
-        """Return a random order of the blocks in which each window has blocks from all over the range of the means.
+        """Return a random order of the blocks in which each window has blocks from the whole range of the means.
 
-        The blocks are cut into as many layers of neighboring means as a window has blocks; each window takes one of
-        each layer, at random.
+        The blocks, sorted by their means, are divided into as many layers as a window has blocks. Each window gets a
+        random block of each layer.
         """
         n, known = len(self._blocks), self._blocks.n_rows
         count = max(1, n if known is None else min(n, self._buffer_rows * n // known))
@@ -534,11 +534,11 @@ class _Window:
 
 
 MERGE_LIMIT = 200
-"""Most rows of a single full batch in which equal rows are merged."""
+"""Largest number of rows of a single full batch for which equal rows are merged."""
 
 
 def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows of positive weight; others add nothing to any mean."""
+    """Return the rows of positive weight and their weights; rows of weight zero do not affect any mean."""
     if weights is None:
         return rows, None
     weighted = rows[weights[rows] > 0]
@@ -550,7 +550,7 @@ def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndar
 def distinct_rows(
     columns: Mapping[str, InputData], rows: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return one row of each group of equal ones, ordered by content, and weights that are the sums of the groups.
+    """Return one row of each group of equal rows, ordered by content, and the sum of the weights of each group.
 
     For a single full batch, this changes no mean but only the order in which it is summed: a row of weight two and a
     row that is given twice then train to the same bits.

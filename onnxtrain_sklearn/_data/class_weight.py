@@ -15,7 +15,7 @@ from .statistics import LabelCounts
 from .targets import IGNORED, Classes, Targets, checked_weights, labels_of, position_shares, share_of_labels
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-30, 1e30
-"""Range of weights whose sums are exact enough in float32."""
+"""Range of row weights, and of their sum, within which float32 is exact enough."""
 
 
 def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight: ClassWeight) -> np.ndarray | None:
@@ -28,7 +28,7 @@ def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight:
             factors = compute_sample_weight(class_weight, targets.values)
         elif isinstance(targets.classes, list):
             factors = compute_sample_weight(class_weight, labels_of(targets.values, targets.classes))
-        else:  # for "balanced", classes count by the weights of their rows
+        else:  # for "balanced", the frequency of a class is the sum of the weights of its rows
             factors = weights_of_classes(class_weight, targets.classes, targets.values, weights)[targets.values]
         _require_no_negative(factors, class_weight)
         weights = weights * factors
@@ -39,10 +39,10 @@ def row_weights(sample_weight: ArrayLike | None, targets: Targets, class_weight:
 def weighted_shares(
     targets: Targets, sums: np.ndarray | None, sample_weight: ArrayLike | None, class_weight: ClassWeight
 ) -> tuple[Targets, np.ndarray | None]:
-    """Return soft targets and the weights of rows, None if all are one; ``sums`` multiply the weights, if not None.
+    """Return soft targets and the weights of rows, or None if all weights are one; ``sums``, if given, multiply them.
 
-    The result is that of rows which repeat each class, weighted by its share: the weights of classes change the shares
-    of a row, and its weight.
+    The result is the same as if each row were repeated for each class, with the share as weight. So class weights
+    change both the shares and the weight of a row.
     """
     if sample_weight is None and class_weight is None and sums is None:
         return targets, None
@@ -90,7 +90,7 @@ def weights_of_masked(targets: Targets, sample_weight: ArrayLike | None, class_w
         weights[some] = kept
         return weights
     if class_weight is not None:
-        # the product of the class weights of the labels that count
+        # Multiply the weight of a row by the class weights of all its labels that are not ignored.
         several = isinstance(targets.classes, list)
         labels = labels_of(targets.values, targets.classes) if isinstance(targets.classes, list) else targets.values
         given: Any = class_weight
@@ -148,10 +148,10 @@ def balanced_weights(totals: np.ndarray, weight: float) -> np.ndarray:
 
 
 def balanced_labels(labels: Sequence[LabelCounts]) -> list[dict[Any, float]]:
-    """Return the balanced weights by label, a dict for each of several labels a row.
+    """Return the balanced weights by label, in one dict for each of several labels per row.
 
-    They are those of scikit-learn's ``compute_sample_weight``, for which rows count alike, whatever their weights: the
-    totals of ``labels`` must be numbers of rows.
+    They equal those of scikit-learn's ``compute_sample_weight``, which ignores sample weights, so the totals of
+    ``labels`` must be numbers of rows.
     """
     found = []
     for counts in labels:

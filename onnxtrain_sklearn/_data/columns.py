@@ -30,10 +30,10 @@ from ..exceptions import OnnxTrainWarning
 from .row_blocks import holds_blocks, is_source
 
 COPY_LIMIT = 2**28
-"""Most bytes of a copy in the graph's type; larger data are converted minibatch by minibatch."""
+"""Largest size, in bytes, of a converted copy of the data; larger data are converted minibatch by minibatch."""
 
 MOST_AXES = 5
-"""Most axes of a row whose permutations are tried for an error message."""
+"""Largest number of axes of a row for which an error message tries all permutations of the axes."""
 
 PIECE_ELEMENTS = 2**20
 """Elements of a piece when large data are checked in pieces."""
@@ -54,8 +54,8 @@ class InputData:
         self._sparse = sp.issparse(data)
         self._data: Any = _converted(data, dtype)
         self._dtype = dtype
-        # Rows can be taken right into a buffer. Of an array that is not contiguous or not aligned, ndarray.take would
-        # copy everything first.
+        # ndarray.take can write rows directly into a buffer. It would first copy an array that is not contiguous or not
+        # aligned as a whole.
         flags = None if self._sparse else self._data.flags
         self._direct = flags is not None and self._data.dtype == dtype and flags.c_contiguous and flags.aligned
 
@@ -94,9 +94,9 @@ class InputData:
             return np.ascontiguousarray(self._data[rows], dtype=self._dtype)
 
     def read_only(self, rows: np.ndarray) -> np.ndarray | SparseLike:
-        """Return the given rows, which are sorted, in the graph's type: a read-only array, or a sparse matrix.
+        """Return sorted ``rows`` in the graph's type: a read-only array, or a sparse matrix.
 
-        If all rows are given and the data have the type already, the array is a view.
+        If these are all rows, and the data already have the type, the array is a view.
         """
         if self._sparse:
             return self.sparse_rows(rows)  # type: ignore[no-any-return]
@@ -135,7 +135,7 @@ class InputData:
     def into(self, out: np.ndarray) -> Callable[[np.ndarray], object]:
         """Return a function that writes the given rows into ``out``."""
         if self._direct:
-            take = self._data.take  # with "clip", which does not buffer the output as the default mode does
+            take = self._data.take  # in mode "clip", because the default mode would buffer the output
             return lambda rows: take(rows, 0, out, "clip")
         if self._sparse:
             return lambda rows: self.sparse_rows(rows).toarray(out=out)
@@ -151,7 +151,7 @@ def _converted(data: np.ndarray | SparseLike, dtype: DType) -> Any:
         with _no_overflow(dtype):
             return in_type(rows, dtype)
     owner: object = data
-    while owner is not None and not isinstance(owner, np.memmap):  # a view of a memory map is mapped, too
+    while owner is not None and not isinstance(owner, np.memmap):  # a view of a memory map is memory-mapped, too
         owner = getattr(owner, "base", None)
     if owner is not None or data.size * dtype.itemsize > COPY_LIMIT:
         return np.asarray(data)
@@ -162,7 +162,7 @@ def _converted(data: np.ndarray | SparseLike, dtype: DType) -> Any:
 
 
 def _ranks(part: Any) -> np.ndarray:
-    """Return the rank of each sparse row's content among all contents, as a column."""
+    """Return a column with the rank of each sparse row among the distinct rows; equal rows have equal ranks."""
     part.sum_duplicates()
     part.eliminate_zeros()
     ends = part.indptr[1:-1]
@@ -243,7 +243,7 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
     elif (
         None not in wanted
         and math.prod(w or 0 for w in wanted) == math.prod(got)
-        # Rows of several axes are not reshaped: the order of an image's numbers may be another one.
+        # Do not reshape rows of several axes, such as images: their numbers may be in another order.
         and not sp.issparse(array)
         and len(array.shape) <= 2
     ):
@@ -269,7 +269,7 @@ def _advice(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> s
         return len(sizes) == len(wanted) and all(w in (None, g) for w, g in zip(wanted, sizes, strict=True))
 
     if len(got) >= 2:
-        # Are the axes in another order? Channels-last images are the most likely case, so that theirs is tried first.
+        # Are the axes in another order? Try channels last first, the most likely case of images.
         axes = range(1, len(got) + 1)
         orders = [(len(got), *axes[:-1]), *permutations(axes)] if len(wanted) == len(got) <= MOST_AXES else []
         for order in orders:
@@ -310,12 +310,12 @@ def _require_exact(array: np.ndarray, spec: TensorSpec) -> None:
 
 # Conversion of other kinds of data: tables of Arrow, masked arrays, lazy frames.
 #
-# NumPy's conversions and scikit-learn's checks drop the mask of an array and go on with the numbers that it hides.
+# NumPy's conversions and scikit-learn's checks drop the mask of a masked array, and use the values that it hides.
 
 
 _ELSEWHERE = frozenset("bigframes cudf daft dask dask_cudf dask_expr ibis modin pyspark ray snowflake vaex".split())
-"""Packages whose tables lie in other processes, on a device, or in a query. NumPy's conversions fetch all of them
-without a word, and lose the names of the columns."""
+"""Packages whose tables are in other processes, on a device, or the result of a query. NumPy's conversions would
+silently fetch all rows, and lose the names of the columns."""
 
 _FETCH = (
     "compute",
@@ -328,10 +328,10 @@ _FETCH = (
     "df",
     "to_table",
 )
-"""Methods that return the rows: of Dask, Spark, Modin and others, Vaex, polars, Arrow's readers, DuckDB, data sets."""
+"""Methods that return the rows in memory: those of Dask, Spark, Modin, Vaex, polars, Arrow's readers, DuckDB, ..."""
 
 _TIMES = (datetime.date, datetime.time, datetime.timedelta, np.datetime64, np.timedelta64)
-"""Types of cells that are times. Those of pandas derive from Python's, except for periods."""
+"""Types of cells that hold times. The types of pandas derive from Python's, except for periods."""
 
 
 def require_in_memory(data: object, name: str = "X") -> None:
@@ -408,7 +408,7 @@ def require_no_times(X: object, name: str = "X") -> None:
             raise _times(name, kind)
         return
     for i, column in enumerate(columns):
-        own = X.iloc[:, i] if hasattr(X, "iloc") else X[column]  # column labels of pandas may repeat
+        own = X.iloc[:, i] if hasattr(X, "iloc") else X[column]  # by position, as labels of pandas may repeat
         if kind := _kind_of_times(own):
             raise _times(f"Column {column!r} of {name}", kind)
 
@@ -420,7 +420,7 @@ def _times(what: str, kind: str) -> TypeError:
 def _kind_of_times(values: Any) -> str:
     """Return the name of the type of times in an array or a column; empty if it holds none."""
     dtype = getattr(values, "dtype", None)
-    temporal = getattr(dtype, "is_temporal", None)  # a type of polars
+    temporal = getattr(dtype, "is_temporal", None)  # types of polars have this method
     if getattr(dtype, "kind", "") in ("m", "M") or (temporal is not None and temporal()):
         return str(dtype)
     if dtype is None and isinstance(values, list | tuple):
@@ -428,7 +428,7 @@ def _kind_of_times(values: Any) -> str:
             return _kind_of_times(np.asarray(values))
         except ValueError:  # rows of different lengths
             return ""
-    # Cells of some extension types of pandas become Python objects: periods, and dates of Arrow.
+    # Look at the cells of extension types of pandas that become Python objects: periods, and dates of Arrow.
     of_times = getattr(dtype, "kind", "") == "O" and str(dtype).startswith(("period", "date", "time", "duration"))
     if not hasattr(values, "__array__") or (str(dtype) not in ("object", "Object") and not of_times):
         return ""
@@ -458,10 +458,10 @@ except ImportError:
     csc_matvecs = None
 
 LEAST_COLUMNS = 256
-"""With fewer columns, sparse rows are made dense."""
+"""Smallest number of columns for which sparse rows are not made dense."""
 
 DENSE = 0.1
-"""Share of stored numbers above which dense rows are faster."""
+"""Fraction of stored (nonzero) numbers above which dense rows are faster."""
 
 
 def stays_sparse(data: Any) -> bool:
@@ -481,7 +481,7 @@ def in_type(data: Any, dtype: np.dtype[np.generic]) -> Any:
 
 
 class CompressedRows(NamedTuple):
-    """Rows of the matrix ``source`` in the compressed format of SciPy, with its names, but without its checks."""
+    """Rows of the matrix ``source`` in SciPy's compressed format: the same attributes, without SciPy's checks."""
 
     indptr: np.ndarray
     indices: np.ndarray
@@ -509,7 +509,7 @@ def product(rows: Any, matrix: np.ndarray, *, transposed: bool) -> np.ndarray:
     if not transposed:
         return _product(rows, matrix)
     result = np.empty((rows.shape[0], len(matrix)), matrix.dtype)
-    for i, vector in enumerate(matrix):  # one row at a time, as SciPy would copy the transpose
+    for i, vector in enumerate(matrix):  # multiply row by row, because SciPy would copy the transposed matrix
         result[:, i : i + 1] = _product(rows, vector[:, np.newaxis])
     return result
 
@@ -539,7 +539,7 @@ def _add_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) ->
     if csc_matvecs is None:
         out += rows.T @ matrix
         return
-    n_rows, n_columns = rows.shape  # compressed rows are compressed columns of the transpose
+    n_rows, n_columns = rows.shape  # the compressed rows are the compressed columns of the transposed matrix
     parts = (rows.indptr, rows.indices, rows.data, matrix.ravel(), out.ravel())
     if matrix.shape[1] == 1:
         csc_matvec(n_columns, n_rows, *parts)
@@ -550,7 +550,7 @@ def _add_product_of_transpose(rows: Any, matrix: np.ndarray, out: np.ndarray) ->
 def occurring_columns(rows: Any) -> np.ndarray:
     """Return the columns that hold nonzero numbers, row after row; a column may repeat."""
     source = rows.source if isinstance(rows, CompressedRows) else rows
-    if not source.has_canonical_format:  # several numbers of one place may add up to zero
+    if not source.has_canonical_format:  # several numbers stored for one element may add up to zero
         rows = sp.csr_array((rows.data, rows.indices, rows.indptr), rows.shape, copy=True)
         rows.sum_duplicates()
     stored: np.ndarray = rows.indices
@@ -558,24 +558,24 @@ def occurring_columns(rows: Any) -> np.ndarray:
 
 
 def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Add each row, multiplied by its share, to the row of ``out`` at its place; places may repeat."""
+    """Add ``shares[i] * rows[i]`` to ``out[places[i]]`` for each i; places may repeat."""
     if csc_matvecs is None:
         np.add.at(out, places, rows * shares[:, np.newaxis])
         return
-    # A product with a matrix that has one number in each column: the share, at the place.
+    # Multiply by a sparse matrix whose column i holds one number, the share of row i, in the row of its place.
     ends = np.arange(len(places) + 1, dtype=places.dtype)
     csc_matvecs(len(out), len(places), out.shape[1], ends, places, shares, rows.ravel(), out.ravel())
 
 
 class SparseRows:
-    """The place for a minibatch of sparse rows, whose columns are multiplied by ``factors``."""
+    """A buffer for a minibatch of sparse rows, whose columns are multiplied by ``factors``."""
 
     def __init__(self, factors: np.ndarray | None = None) -> None:
         self.rows: Any = None
         self._factors = factors
 
     def hold(self, rows: Any) -> None:
-        """Replace the rows."""
+        """Replace the rows in the buffer."""
         self.rows = multiplied_columns(rows, self._factors)
 
 
@@ -605,7 +605,8 @@ With 8, the variance of the rounding error, a twelfth of a squared step, is 1/76
 def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
     """Warn if a standard deviation of ``numbers``, which are float64, spans fewer than eight steps of ``dtype``.
 
-    Do not warn if the numbers are exact in ``dtype``, as those that were float32 before, or differ only by rounding.
+    Do not warn if the numbers are exact in ``dtype``, for example because they were float32 before, or if they differ
+    only by rounding.
     """
     there = numbers[~np.isnan(numbers)]
     if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:

@@ -18,14 +18,14 @@ _NAMES = re.compile(r"(?<!['\"\w])(X|y|sample_weight)(?!['\"\w])")
 
 @contextmanager
 def faults_of_validation_data() -> Iterator[None]:
-    """Report what is wrong with X, y and sample_weight as faults of X_val, y_val and sample_weight_val."""
+    """Rename X, y and sample_weight in errors to X_val, y_val and sample_weight_val."""
     with _faults_of("val"):
         yield
 
 
 @contextmanager
 def faults_of_old_data() -> Iterator[None]:
-    """Report what is wrong with X, y and sample_weight as faults of X_old, y_old and sample_weight_old."""
+    """Rename X, y and sample_weight in errors to X_old, y_old and sample_weight_old."""
     with _faults_of("old"):
         yield
 
@@ -44,7 +44,7 @@ def _faults_of(suffix: str) -> Iterator[None]:
 def split_rows(
     rows: np.ndarray, targets: Targets, fraction: float, rng: np.random.RandomState
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``rows`` to train on, and those held out for early stopping: of each class the same share."""
+    """Split ``rows`` into rows to train on and rows held out for early stopping, stratified by class."""
     seed = rng.randint(2**31 - 1)
     stratify = None if targets.stratify is None else targets.stratify[rows]
     held_out = math.ceil(fraction * len(rows))
@@ -68,14 +68,14 @@ def split_rows(
                 f"rows splits them into {n_rows - held_out} and {held_out}, with {classes} classes in y. Choose "
                 f"another validation_fraction, or give X_val and y_val."
             )
-    from sklearn.model_selection import train_test_split  # needs a fifth of scikit-learn
+    from sklearn.model_selection import train_test_split  # imported here, as it loads a fifth of scikit-learn
 
     trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
     return trained, held
 
 
 def require_scorable(targets: Targets, weights: np.ndarray | None) -> None:
-    """Raise where validation data are too few for R², which a single row has none of."""
+    """Raise if there are too few validation rows for R², which is undefined for a single row."""
     counted = len(targets.values) if weights is None else np.count_nonzero(weights)
     if targets.task == "regression" and counted < 2:
         raise ValueError(
@@ -85,36 +85,36 @@ def require_scorable(targets: Targets, weights: np.ndarray | None) -> None:
 
 # Metrics of validation rows: accuracy, R² and errors of probabilities, as scikit-learn's metrics return them.
 #
-# Training scores checked arrays after each epoch, and scikit-learn's checks of the input take longer than an epoch of a
-# small network.
+# They are computed here because training scores after each epoch, and scikit-learn's checks of the arrays take longer
+# than an epoch of a small network.
 
 
 def accuracy(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the share of rows of which all labels are right."""
+    """Return the weighted share of rows in which all labels are right."""
     right = truth == predicted
     right = right.all(axis=1) if right.ndim > 1 else right
     if weights is None:
-        return float(np.count_nonzero(right) / len(right))  # in a fifth of the time of np.average
+        return float(np.count_nonzero(right) / len(right))  # five times as fast as np.average
     return float(np.average(right, weights=weights))
 
 
 def log_loss_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the mean over the labels of a row, which are 0 or 1, of their log loss."""
+    """Return the log loss of several labels per row, each 0 or 1: the mean over rows and labels."""
     least = np.finfo(probabilities.dtype).eps
     p = probabilities.clip(least, 1 - least)
     return float(np.average(-np.where(truth == 1, np.log(p), np.log1p(-p)).mean(axis=1, dtype=float), weights=weights))
 
 
 def squared_error_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the mean over the labels of a row, which are 0 or 1, of their Brier score."""
+    """Return the Brier score of several labels per row, each 0 or 1: the mean over rows and labels."""
     return float(np.average(((probabilities - truth) ** 2).mean(axis=1, dtype=float), weights=weights))
 
 
-# R² of numeric targets, also of those whose rows have several axes, such as images and series.
+# R² of numeric targets, including targets whose rows have several axes, such as images and series (*maps*).
 
 
 def r2_of_maps(y: np.ndarray, predicted: np.ndarray, sample_weight: ArrayLike | None) -> float:
-    """Return R² of all elements: one less the sum of their squared errors by that of the mean row."""
+    """Return R² over all elements: one minus the sum of squared errors divided by that of predicting the mean row."""
     if y.shape != predicted.shape:
         raise ValueError(f"y has shape {y.shape}, but the predictions have {predicted.shape}.")
     from sklearn.metrics import r2_score  # needs a fifth of scikit-learn
@@ -124,13 +124,13 @@ def r2_of_maps(y: np.ndarray, predicted: np.ndarray, sample_weight: ArrayLike | 
 
 
 def r2_of_rows(y: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None, *, are_maps: bool) -> float:
-    """Return R² on validation rows, for which the predictions take the shape of ``y``; of maps that of all elements."""
+    """Return R² on validation rows: over all elements if the targets ``are_maps``, else the mean over the columns."""
     prediction = predicted.reshape(y.shape).astype(np.float64)
     return r2_of_maps(y, prediction, weights) if are_maps else r_squared(y, prediction, weights)
 
 
 def r_squared(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the mean of R² over the columns, each 1 or 0 where its target is constant."""
+    """Return the mean R² of the columns; for a constant target, R² is 1 if the predictions are exact, else 0."""
     if len(truth) < 2:
         from sklearn.metrics import r2_score  # needs a fifth of scikit-learn
 

@@ -3,8 +3,9 @@
 :func:`input_columns` takes every form of ``X``. An array, a sparse matrix or a data frame is one input, checked by
 scikit-learn; a dict, :class:`Inputs`, or a data frame whose columns are named after the inputs holds several.
 
-The length of a dict of arrays is the number of inputs, which scikit-learn would take for the number of rows.
-:class:`Inputs` has a length and a shape in rows and is indexed by rows, as splits, searches and pipelines need it.
+The length of a dict of arrays is the number of inputs, which scikit-learn would take for the number of rows. The length
+and the first size of an :class:`Inputs` is the number of rows, and it is indexed by rows, as splits, searches and
+pipelines require.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Inputs:
     Inputs(size: float64 (2, 2), age: int64 (2,))
     """
 
-    __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
+    __module__ = "onnxtrain_sklearn"  # the path that pickles store for this class
 
     def __init__(
         self, data: Mapping[str, MatrixLike] | FrameLike, columns: Mapping[str, str | Sequence[str]] | None = None
@@ -141,7 +142,7 @@ class Inputs:
         """Return the array of an input for a name, a dict for one row, and else an Inputs with these rows."""
         if isinstance(key, str):
             return self.arrays[key]
-        if isinstance(key, tuple):  # scikit-learn asks for X[rows, ...]
+        if isinstance(key, tuple):  # scikit-learn indexes X[rows, ...]
             if len(key) != 2 or key[1] is not Ellipsis:
                 raise TypeError(f"Inputs are indexed by rows, or by the name of an input, got {key!r}.")
             key = key[0]
@@ -218,14 +219,14 @@ def _validated(
 ) -> Any:
     """Return ``X`` for a single input, checked as scikit-learn does; ``shape`` is that of the input."""
     rank, rows, free = len(shape), None, None in shape[1:]
-    if rank > 2 and dimensions(X) > 2:  # features are counted in flat rows, whether X is flat or not
+    if rank > 2 and dimensions(X) > 2:  # flatten the rows, as n_features_in_ counts the numbers of a flat row
         X = np.asanyarray(X)
         rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
     if reset and rank > 1 and type(X) is np.ndarray and X.dtype in NATIVE_FLOATS and X.ndim == 2 and X.size:
-        with np.errstate(all="ignore"):  # if a sum of finite numbers overflows, scikit-learn checks each of them
+        with np.errstate(all="ignore"):  # the sum of finite numbers may overflow: then scikit-learn checks each number
             is_finite = np.isfinite(X.sum())
         if is_finite:
-            # scikit-learn's checks, which take longer, would return X unchanged and set these attributes.
+            # Skip scikit-learn's slower checks, which would return X unchanged and set only these attributes.
             estimator.n_features_in_ = X.shape[1]
             if hasattr(estimator, "feature_names_in_"):
                 del estimator.feature_names_in_
@@ -233,13 +234,13 @@ def _validated(
     require_no_times(X)
     checks = {"accept_sparse": "csr", "ensure_2d": rank > 1, "ensure_all_finite": "allow-nan" if missing() else True}
     with _faults_of_tables():
-        # Rows of other lengths than in fit have other numbers of features, which validate_data would refuse.
+        # Use check_array if rows may have other lengths than in fit: validate_data requires n_features_in_.
         if rows is not None and free and not reset:
             array: Any = check_array(X, estimator=estimator, input_name="X", **checks)
         else:
             array = validate_data(estimator, X, reset=reset, **checks)
         if not sp.issparse(array) and array.dtype == object:
-            array.astype(np.float64)  # categories of text pass scikit-learn's check
+            array.astype(np.float64)  # raises for categories of text, which pass scikit-learn's check
     return array if rows is None else array.reshape(rows)
 
 
@@ -265,7 +266,7 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
     An input takes the column of its name, or the columns that begin with its name and a separator, in the order of
     their numbers if all end in one. Every column must belong to exactly one input.
     """
-    # Which inputs may a column belong to? Of several levels of pandas the first one counts.
+    # Which inputs may a column belong to? If pandas columns have several levels, the first level counts.
     owners: dict[Hashable, list[str]] = {}
     for column in frame.columns:
         name: object = column[0] if isinstance(column, tuple) else column
@@ -293,11 +294,11 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
 
     arrays = {}
     for name, columns in parts.items():
-        # x_10 follows x_9; columns of which some have no number stay as they are
+        # Sort by numbers, so that x_10 follows x_9, unless some columns have no number.
         rests = [c[len(name) :].lstrip("".join(SEPARATORS)) if isinstance(c, str) else "" for c in columns]
         if all(rest.isdecimal() for rest in rests):
             columns = [column for _, column in sorted(zip(map(int, rests), columns, strict=True))]
-        # one column is a vector, several are a matrix, and cells that are arrays are stacked
+        # One column gives a vector, several give a matrix; cells that hold arrays are stacked.
         array = np.asarray(frame[columns[0]] if columns == [name] else frame[columns])
         if array.ndim == 1 and array.dtype == object and len(array) and np.ndim(array[0]):
             try:
@@ -319,13 +320,13 @@ def prediction_type(X: MatrixLike) -> type[np.floating[Any]]:
 
 
 MANY_CATEGORIES = 20
-"""Most distinct texts of a column about which no warning says that they are numbers, or identify the rows."""
+"""Largest number of distinct texts for which there is no warning that they seem to be numbers or row identifiers."""
 
 MOSTLY = 0.8
-"""Share of numbers among distinct texts from which on the other texts are regarded as missing numbers."""
+"""If at least this share of the distinct texts are numbers, the other texts are regarded as missing numbers."""
 
 WARNINGS = r"Column .* (holds dates|holds numbers as texts|has \d+ different texts)"
-"""Pattern of the warnings, for callers that have issued them already and filter repetitions."""
+"""Pattern of these warnings, with which callers suppress repetitions."""
 
 CODE = re.compile(r"\d+")
 NUMBER = re.compile(r"[-+]?[$€£]?\s?[-+]?(\d{1,3}(,\d{3})+(\.\d*)?|\d*[.,]?\d+|\d+\.)([eE][-+]?\d+)?\s?[%$€£]?")
@@ -348,7 +349,7 @@ def warn_of_texts(
         The texts that are not missing.
     n_rows : int
     remedy : str
-        How to leave out a column.
+        The advice, in the warning, for leaving out the column.
     has_codes : bool
         True if the column has a categorical type, so that numbers are codes.
     """
@@ -371,7 +372,7 @@ def warn_of_texts(
 
 
 def _numbers_among(texts: set[str]) -> str | None:
-    """Return examples if most texts are numbers; None if not, and for codes such as 00501."""
+    """Return examples for a warning if most texts are numbers; None if they are not, or are codes such as 00501."""
     if len(texts) <= MANY_CATEGORIES:
         return None
     numbers = {text for text in texts if NUMBER.fullmatch(text.strip())}

@@ -1,9 +1,9 @@
-"""Statistics of data that are learned before the first step, for one array and for a stream of blocks.
+"""Statistics of the data that are computed before the first step, for one array or for a stream of blocks.
 
-Every class here is an accumulator. ``update`` adds a block of rows, of any size, and ``merge`` adds the rows that
-another accumulator of the class has seen, so that a stream needs one pass and several processes can share it. Missing
-numbers (NaN) and rows of weight zero do not count. For a single block the results equal those of NumPy's functions to
-the bit. For several blocks they are these:
+Every class here is an accumulator. ``update`` adds a block of rows, of any size, and ``merge`` adds the rows of another
+accumulator of the same class, so that a stream needs one pass and several processes can divide the work. Missing
+numbers (NaN) and rows of weight zero are ignored. For a single block the results equal those of NumPy's functions to
+the bit. For several blocks their accuracy is:
 
 ================================================  ============================  =======================================
 statistic                                         accumulator                   of a stream
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 KEPT_VALUES = 2**14
-"""Numbers that each level of a sketch of quantiles keeps, 128 KiB; up to this many in a column, it is exact."""
+"""Numbers that each level of a quantile sketch holds (128 KiB); with at most so many in a column, it is exact."""
 
 
 class Moments:
@@ -96,7 +96,7 @@ class Moments:
             self.weight, self._unit = other.weight, other._unit
             self._mean, self._variance = other._mean, other._variance
             return self
-        # A column without numbers so far has the unit 1, which could be far above the numbers of the other.
+        # Use the larger unit. But if one accumulator has no numbers in a column yet, use the unit of the other one.
         unit = np.maximum(self._unit, other._unit)
         unit = np.where(self.weight == 0, other._unit, np.where(other.weight == 0, self._unit, unit))
         ours, theirs = self._unit / unit, other._unit / unit
@@ -117,7 +117,7 @@ class Moments:
 
     @property
     def deviation(self) -> np.ndarray:
-        """The standard deviation of each column, with the number of rows as divisor, as `numpy.std` has it."""
+        """The standard deviation of each column; the divisor is the number of rows, as in `numpy.std`."""
         return np.sqrt(self._variance) * self._unit
 
     @property
@@ -159,7 +159,7 @@ class Extremes:
 
     @property
     def spread(self) -> np.ndarray:
-        """The distance between both in each column."""
+        """The difference of the largest and the smallest number of each column."""
         assert self.low is not None
         assert self.high is not None
         return np.asarray(self.high - self.low)
@@ -171,7 +171,7 @@ class LabelCounts:
     Attributes
     ----------
     labels : ndarray
-        In ascending order. Labels of rows of weight zero are among them: such rows too name the classes of the data.
+        The labels in ascending order, including labels that occur only in rows of weight zero.
     totals : ndarray
         The weight of each label.
     """
@@ -184,14 +184,14 @@ class LabelCounts:
         """Add a vector of labels, except NaN and None; return the accumulator."""
         block = LabelCounts()
         if labels.dtype == object:
-            # Count, then sort the distinct ones: np.unique would sort all rows by comparisons in Python.
+            # Count with a dict, then sort the distinct labels: np.unique would sort all rows by comparisons in Python.
             totals: dict[Any, float] = {}
             if weights is None:
                 totals.update(Counter(labels.tolist()))
             else:
                 for label, weight in zip(labels.tolist(), weights.tolist(), strict=True):
                     totals[label] = totals.get(label, 0.0) + weight
-            known = sorted(label for label in totals if label is not None and label == label)  # NaN is not
+            known = sorted(label for label in totals if label is not None and label == label)  # NaN differs from itself
             block.labels, block.totals = np.array(known, object), np.array([totals[label] for label in known], float)
         else:
             if labels.dtype.kind == "f":
@@ -216,9 +216,9 @@ class Quantiles:
     """Quantiles of each column: exact up to ``kept`` numbers, then those of a sketch whose error is bounded.
 
     The sketch has levels of at most ``kept`` numbers; a number on level i stands for 2**i numbers of the data. A full
-    level is sorted, and every other number moves up a level: those in odd places and those in even places in turn.
+    level is sorted, and every second number moves up a level: alternately the numbers at odd and at even positions.
     This changes the rank of any number by at most the weight of one number of the level, and :attr:`rank_error` adds
-    up these changes. Nothing is random, so that the same blocks give the same bits.
+    up these changes. Nothing is random, so the same blocks give the same bits.
 
     For 1e8 numbers in blocks of 10,000, :attr:`rank_error` is 0.07 %, and the largest error that
     ``benchmarks/quantile_sketch.py`` finds is 0.01 %.
@@ -257,11 +257,11 @@ class Quantiles:
         return self
 
     def add_repeats(self, values: np.ndarray, counts: np.ndarray) -> Quantiles:
-        """Add one number for each column, ``counts`` times, as where it replaces missing ones."""
+        """Add one number for each column, ``counts`` times, for example in place of missing numbers."""
         for sketch, value, count in zip(self._columns, values.tolist(), counts.tolist(), strict=True):
             if sketch.is_exact and sketch.count + count <= self._kept:
                 sketch.add(0, np.full(count, value))
-            else:  # once on the level of each binary digit of the count
+            else:  # add the number once to each level whose binary digit in the count is 1
                 for level in range(int(count).bit_length()):
                     sketch.add(level, np.full(count >> level & 1, value))
         return self
@@ -278,13 +278,13 @@ class Quantiles:
         return np.asarray(np.array(steps) / np.maximum(self.counts, 1))
 
     def at(self, shares: np.ndarray) -> np.ndarray:
-        """Return the quantiles of these shares in [0, 1], of shape (n_shares, n_columns); NaN without numbers."""
+        """Return the quantiles at ``shares`` in [0, 1], of shape (n_shares, n_columns); NaN for an empty column."""
         return np.stack([sketch.at(np.asarray(shares, np.float64)) for sketch in self._columns], axis=1)
 
     def distinct(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the distinct numbers of each column in ascending order, and how often each occurs.
 
-        Of a sketch, those are the numbers that it kept, and a count is off by up to twice the :attr:`rank_error`.
+        For a sketch, these are the numbers that it holds, and the error of a count is up to twice :attr:`rank_error`.
         """
         return [sketch.distinct() for sketch in self._columns]
 
@@ -295,7 +295,7 @@ def exact_quantiles(values: np.ndarray) -> Quantiles:
 
 
 class _Sketch:
-    """The sketch of one column: a number of ``levels[i]`` stands for 2**i numbers of the data."""
+    """The quantile sketch of one column: a number in ``levels[i]`` stands for 2**i numbers of the data."""
 
     def __init__(self, kept: int) -> None:
         self._kept, self.moved = kept, 0
@@ -320,9 +320,9 @@ class _Sketch:
         held = self.levels[level]
         self.levels[level] = values.astype(np.float64) if not len(held) else np.concatenate([held, values])
         while len(self.levels[level]) > self._kept:
-            # Halve the whole level at once, however large: one sort, and one change of ranks instead of several.
+            # Halve the whole level at once, however long it is: ranks then change once, and there is a single sort.
             full = np.sort(self.levels[level])
-            odd = len(full) % 2  # the largest number stays where it has no partner
+            odd = len(full) % 2  # of an odd number, the largest one stays on the level
             self.levels[level], full = full[len(full) - odd :], full[: len(full) - odd]
             self.moved += 1 << level
             half = full[int(self._takes_odd[level]) :: 2]
@@ -336,7 +336,7 @@ class _Sketch:
             return np.asarray(np.quantile(self.levels[0], shares))
         values, weights = self._weighted()
         order = np.argsort(values, kind="stable")
-        # A number that stands for several lies in the middle of their ranks, which go from 0 to count - 1.
+        # A number that stands for several gets the middle of their ranks. Ranks go from 0 to count - 1.
         ranks = np.cumsum(weights[order]) - (weights[order] + 1) / 2
         return np.asarray(np.interp(shares * (self.count - 1), ranks, values[order]))
 

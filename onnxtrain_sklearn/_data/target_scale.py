@@ -19,7 +19,7 @@ from .targets import Targets
 
 @dataclass(frozen=True, eq=False)
 class TargetScale:
-    """The scaling ``(y - center) / scale`` of each column.
+    """The scaling of the targets, ``(y - center) / scale`` for each column.
 
     Attributes
     ----------
@@ -60,12 +60,13 @@ def target_moments(method: TargetScaling, *, centered: bool) -> Moments:
 
 
 def scale_of(method: TargetScaling, moments: Moments) -> TargetScale:
-    """Return the scale of targets with these statistics."""
+    """Return the scale of the targets, given their statistics."""
     if not moments.weight.any():
         raise ValueError("All rows to train on have weight zero.")
-    if method == "standard":  # to mean 0 and deviation 1, or a mean square of 1; constant columns are only centered
+    # Scale to mean 0 and deviation 1 (or a mean square of 1 if not centered); constant columns are only centered.
+    if method == "standard":
         return TargetScale(method, moments.mean, np.where(moments.constant, 1.0, moments.deviation))
-    mean = moments.mean  # to mean 1, for targets that are not negative
+    mean = moments.mean  # the method "mean" scales targets that are not negative to mean 1
     return TargetScale(method, np.zeros_like(mean), np.where(mean > 0, mean, 1.0))
 
 
@@ -82,14 +83,14 @@ def require_in_range(scale: TargetScale, values: np.ndarray, dtype: DType) -> No
 
 
 def warn_of_equal_targets(scale: TargetScale, values: np.ndarray, dtype: DType) -> None:
-    """Warn if different targets ``values`` are equal in the graph's type, as then their predictions are too."""
+    """Warn if different targets in ``values`` become equal in the graph's type, so that it cannot tell them apart."""
     steps = np.spacing(np.abs(scale.center).astype(dtype))
     for column in np.flatnonzero(scale.scale < COARSE * steps)[:1]:
         warn_of_steps(values[:, column], dtype, "y")
 
 
-# The range of the targets. For a constant target it is one number, which a graph that is built for the targets
-# predicts exactly.
+# The range of the targets. If a target is constant, a graph that was built for these targets predicts this number
+# exactly.
 
 
 @dataclass(frozen=True, eq=False)

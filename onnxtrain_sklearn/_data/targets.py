@@ -1,9 +1,9 @@
 """Labels and numbers, encoded as the targets that losses take.
 
 Only this module decides the task: regression, binary (two classes), multiclass (one score for each class), multilabel
-(one score for each label, which is 0 or 1), or multioutput (several labels in a row, each with one score for each of
-its classes). Labels become indices into ``classes``, or one-hot columns where a row has several, so that nothing else
-depends on their type.
+(several labels per row, each 0 or 1, with one score each), or multioutput (several labels per row, each with one score
+for each of its classes). Labels become indices into ``classes``, or one-hot columns if a row has several labels, so
+that no other module depends on the type of the labels.
 
 :func:`regression_targets` encodes numbers, :func:`label_targets` labels, some of which may be ignored, and
 :func:`position_targets` labels at each position of a row. :func:`joined_targets` joins the targets of several outputs.
@@ -45,7 +45,7 @@ class Targets:
     task : {"regression", "binary", "multiclass", "multilabel", "multioutput"}
         "binary" means two classes, whether there are one or two scores.
     n_scores : int
-        Output columns of a graph that is built for these targets, at each position if there are positions.
+        Number of scores per row (per position, if there are positions) of a graph that is built for these targets.
     classes : ndarray, list of ndarray or None
         Sorted labels; a list if a row has several labels, each with its own classes.
     row_shape : tuple of int
@@ -75,7 +75,7 @@ class Targets:
 
     @property
     def lacks_labels(self) -> bool:
-        """True if some of several labels of a row do not count."""
+        """True if a row has several labels and some of them are ignored."""
         return self.label_mask is not None and self.label_mask.ndim == 2 and not self.label_mask.all()
 
     @property
@@ -104,9 +104,9 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
             array = array.astype(np.float64)
         except (ValueError, TypeError):
             raise ValueError("Unknown label type: y must hold numbers for regression.") from None
-        assert_all_finite(array, input_name="y")  # NumPy converts the text "nan"
+        assert_all_finite(array, input_name="y")  # NumPy has converted the text "nan" to a number
     columns = array.reshape(len(array), math.prod(array.shape[1:]))
-    if array.ndim > 2:  # images are large, so that float32 is not converted
+    if array.ndim > 2:  # images are large, so do not convert float32 to float64
         columns = columns if columns.dtype == np.float32 else columns.astype(np.float64)
         return Targets(columns, "regression", columns.shape[1], row_shape=array.shape[1:])
     return Targets(columns.astype(np.float64), "regression", columns.shape[1])
@@ -130,9 +130,9 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
                 "set loss=LogLoss(targets='probabilities'); numbers are for OrtGradientRegressor."
             )
         if kind not in ("binary", "multiclass"):
-            check_classification_targets(y)  # only now, because it determines the kind again, which takes time
+            check_classification_targets(y)  # only in this case, because it determines the kind again, which takes time
         if isinstance(classes, list) or (classes is None and kind == "multiclass-multioutput"):
-            # Several labels a row become one-hot columns for the classes of each label.
+            # Encode several labels per row as one-hot columns for the classes of each label.
             labels = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
             if classes is not None and labels.shape[1:] != (len(classes),):
                 raise ValueError(f"y has shape {labels.shape}, expected {len(classes)} labels (columns) a row.")
@@ -153,11 +153,14 @@ def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
 
 
 SUM_TOLERANCE = 1e-3
-"""Largest difference from one of the sum of the probabilities of a row, which rounding explains."""
+"""Largest difference between one and the sum of a row's probabilities that may be due to rounding."""
 
 
 def soft_targets(y: ArrayLike | SparseLike, classes: Classes, kind: str) -> tuple[Targets, np.ndarray]:
-    """Return the shares of the classes in each row, and the sums of the rows; ``kind``: "probabilities" or "counts"."""
+    """Return targets with the shares of the classes in each row, and the sum of each row of ``y``.
+
+    ``kind`` is "probabilities" or "counts".
+    """
     require_unmasked(y, "y")
     if not sp.issparse(y):
         require_present(y)
@@ -180,7 +183,7 @@ def soft_targets(y: ArrayLike | SparseLike, classes: Classes, kind: str) -> tupl
             f"not; row {np.argmax(wrong)} sums to {sums[np.argmax(wrong)]:.6g}. Divide rows by their sums, or take "
             f"targets='counts', by which a row weighs as much as its sum."
         )
-    # A row without observations has an even share of each class, and weight zero.
+    # Give a row that sums to zero equal shares of all classes; its weight is zero.
     shares = np.where(sums[:, None] > 0, values, 1.0)
     shares /= shares.sum(axis=1, keepdims=True)
     many = len(known) > 2
@@ -189,21 +192,21 @@ def soft_targets(y: ArrayLike | SparseLike, classes: Classes, kind: str) -> tupl
 
 
 def soft_accuracy(targets: Targets, predicted: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the mean share of the predicted class: the accuracy of rows that repeat each class by its share."""
+    """Return the mean share of the predicted class: the accuracy if each row were repeated for its classes by share."""
     assert isinstance(targets.classes, np.ndarray)
     places = np.searchsorted(targets.classes, predicted.astype(targets.classes.dtype))
     return float(np.average(np.take_along_axis(targets.values, places[:, None], axis=1)[:, 0], weights=weights))
 
 
 def _quick_classes(y: object) -> np.ndarray | None:
-    """Return the sorted classes of a plain array of whole numbers that needs no check of scikit-learn, or None.
+    """Return the sorted classes if ``y`` is a plain integer array that scikit-learn need not check, else None.
 
-    None also if most rows have a label of their own, of which scikit-learn warns.
+    Also return None if most rows have distinct labels, because scikit-learn warns of that.
     """
     if type(y) is not np.ndarray or y.ndim != 1 or y.dtype.kind not in "iub" or not len(y):
         return None
     if y.dtype.kind == "i" and y.min() >= 0 and y.max() < len(y):
-        labels = np.flatnonzero(np.bincount(y)).astype(y.dtype)  # in a third of the time of np.unique
+        labels = np.flatnonzero(np.bincount(y)).astype(y.dtype)  # three times as fast as np.unique
     else:
         labels = np.unique(y)
     return labels if len(labels) <= max(2, len(y) // 2) else None
@@ -241,7 +244,7 @@ def sorted_classes(classes: ArrayLike) -> np.ndarray | list[np.ndarray]:
 
 
 def require_sorted(classes: ArrayLike | None, known: np.ndarray | list[np.ndarray]) -> None:
-    """Raise if the classes that a user names are not sorted, as the columns of a given graph are."""
+    """Raise if the user's ``classes`` are not in sorted order, in which the columns of a given graph stand."""
     several: Any = classes
     for given, own in zip(several, known, strict=True) if isinstance(known, list) else [(_flat(several), known)]:
         if list(given) != own.tolist():
@@ -260,7 +263,7 @@ def _flat(classes: ArrayLike) -> np.ndarray:
 
 
 def require_labels(y: ArrayLike, classes: ArrayLike | None, *, classifies: bool, at_positions: bool) -> None:
-    """Raise at the first ``partial_fit`` if neither ``classes`` nor indicators tell the labels of later calls."""
+    """Raise at the first ``partial_fit`` unless ``classes`` are given, or ``y`` is an indicator matrix."""
     if classifies and classes is None and (at_positions or type_of_target(y) != "multilabel-indicator"):
         raise ValueError(
             "classes must be passed on the first call to partial_fit: all labels that any call will bring."
@@ -290,26 +293,26 @@ def _indices(labels: np.ndarray, known: np.ndarray, name: str) -> np.ndarray:
 
 
 def _shortened(labels: np.ndarray, most: int = 20) -> str:
-    """Return a list of labels as text, shortened to the first ones and their number if there are many."""
+    """Return labels as text for a message: all of them, or if there are many the first ones and the total number."""
     if len(labels) <= most:
         return str(labels.tolist())
     return f"[{', '.join(map(repr, labels[:most].tolist()))}, ...], {len(labels)} in all"
 
 
 def labels_of(values: np.ndarray, classes: list[np.ndarray]) -> np.ndarray:
-    """Return the labels of rows with a column for each class of each label: the class of the largest value."""
+    """Return the labels (n_samples, n_labels) from one-hot columns or scores: the class with the largest value."""
     parts = np.split(values, np.cumsum([len(known) for known in classes])[:-1], axis=1)
     return np.stack([known[part.argmax(axis=1)] for known, part in zip(classes, parts, strict=True)], axis=1)
 
 
 def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
-    """Return the weight of each row, with the checks of scikit-learn, whose own function is private."""
+    """Return the weight of each row, checked as in scikit-learn, whose own function is private."""
     if sample_weight is None:
         return np.ones(n_rows)
     if isinstance(sample_weight, Number):
         sample_weight = np.full(n_rows, sample_weight)
     require_unmasked(sample_weight, "sample_weight")
-    require_no_times(sample_weight, "sample_weight")  # NumPy would weigh rows by nanoseconds
+    require_no_times(sample_weight, "sample_weight")  # NumPy would convert times to numbers of nanoseconds
     weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, order="C", input_name="sample_weight")
     if weights.shape != (n_rows,):
         raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}!")
@@ -364,7 +367,7 @@ def position_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Ta
 def position_shares(targets: Targets) -> np.ndarray:
     """Return the weight of each label, of shape (n_samples, n_positions); 0 for ignored ones."""
     assert targets.label_weights is not None
-    # The index -1 of ignored labels selects the zero at the end.
+    # Index -1, which stands for ignored labels, selects the appended zero.
     return np.asarray(np.append(targets.label_weights, 0.0)[targets.values])
 
 
@@ -385,7 +388,7 @@ def validation_accuracy(predicted: np.ndarray, targets: Targets, weights: np.nda
 def accuracy_at_positions(
     y: ArrayLike, predicted: np.ndarray, ignore_label: object, sample_weight: ArrayLike | None
 ) -> float:
-    """Return the share of correct labels among those that count, weighted by row."""
+    """Return the share of correct labels, ignored ones left out, weighted by ``sample_weight``."""
     labels = label_array(y)
     if labels.shape != predicted.shape:
         raise ValueError(f"y has shape {labels.shape}, but the predictions have {predicted.shape}.")
@@ -396,14 +399,14 @@ def accuracy_at_positions(
     return float(np.average(labels == predicted, weights=weights))
 
 
-# Labels that do not count (``ignore_label``), where a row has one label or several.
+# Ignored labels (``ignore_label``), with one or several labels per row. The other labels *count*.
 #
-# The weight of a row is multiplied by its share of labels that count. The mean over rows of the mean over a row's
-# labels that count is then the mean over all labels that count.
+# The weight of a row is multiplied by the share of its labels that count. Then the weighted mean over rows of the mean
+# over each row's counting labels equals the mean over all labels that count.
 
 
 IGNORED = -1
-"""Value of a label that does not count, in place of a class index or an indicator."""
+"""Value of an ignored label, in place of a class index or an indicator."""
 
 
 def mask_of_labels(labels: np.ndarray, ignore_label: object) -> np.ndarray:
@@ -424,7 +427,7 @@ def ignores_missing(ignore_label: object) -> bool:
 
 
 def plain_labels(labels: np.ndarray) -> np.ndarray:
-    """Return labels; numbers among Python objects become an array of numbers, because a graph outputs no objects."""
+    """Return labels, converted from Python numbers to a numeric array, because a graph cannot output objects."""
     if labels.dtype != object:
         return labels
     numbers = {isinstance(label, Real) for label in labels.ravel()}
@@ -440,7 +443,7 @@ def plain_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def masked_labels(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the labels as an array, and the mask of those that count; None if all do."""
+    """Return the labels as an array, and a mask that is True for labels that count; None if all labels count."""
     if ignore_label is None:
         return None
     several: object = y
@@ -460,7 +463,7 @@ def masked_labels(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.nd
 
 
 def label_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
-    """Encode labels of which some may not count (``ignore_label``)."""
+    """Encode labels, some of which may be ignored (``ignore_label``)."""
     found = masked_labels(y, ignore_label)
     if found is None:
         return class_targets(y, classes)
@@ -491,7 +494,7 @@ def require_counted_classes(classes: Classes, ignore_label: object) -> None:
 
 
 def filled_labels(labels: np.ndarray, counted: np.ndarray, classes: Classes) -> np.ndarray:
-    """Return a matrix of labels, with ignored labels replaced by some valid label of their column."""
+    """Return a matrix of labels in which a valid label of the column replaces each ignored label."""
     filled = labels.copy()
     indicators = not isinstance(classes, list) and bool(np.isin(labels[counted], (0, 1)).all())
     for j, own in enumerate(counted.T):
@@ -512,13 +515,13 @@ def filled_labels(labels: np.ndarray, counted: np.ndarray, classes: Classes) -> 
 
 
 def share_of_labels(targets: Targets) -> np.ndarray:
-    """Return the share of the labels that count, for each row."""
+    """Return, for each row, the share of its labels that are not ignored."""
     assert targets.label_mask is not None
     return np.asarray(targets.label_mask.reshape(len(targets.label_mask), -1).mean(axis=1))
 
 
 def rows_with_labels(targets: Targets) -> np.ndarray:
-    """Return the indices of the rows with a label that counts."""
+    """Return the indices of the rows with at least one label that is not ignored."""
     if targets.label_mask is None:
         return np.arange(len(targets.values))
     return np.flatnonzero(share_of_labels(targets))
@@ -527,9 +530,9 @@ def rows_with_labels(targets: Targets) -> np.ndarray:
 def rows_that_count(
     y: ArrayLike, predicted: np.ndarray, sample_weight: ArrayLike | None, ignore_label: object
 ) -> tuple[ArrayLike, np.ndarray, ArrayLike | None]:
-    """Return labels, predictions and weights of the rows with a label that counts, for a score.
+    """Return labels, predictions and weights, for a score, of the rows with at least one label that is not ignored.
 
-    In these rows, predictions replace the ignored labels, which are then never errors.
+    In these rows, the predictions replace the ignored labels, so that ignored labels are never errors.
     """
     found = masked_labels(y, ignore_label)
     if found is None:
@@ -560,13 +563,14 @@ class SeveralTargets(Targets):
     Attributes
     ----------
     names : tuple of str
-        The outputs.
+        The names of the outputs.
     parts : tuple of Targets
         The targets of each output.
     weights : tuple of ndarray or None
         The weights of the rows for each output; None if all are one.
     has_factors : bool
-        True if the outputs weigh rows differently: after the targets, ``values`` then holds a factor for each output.
+        True if the outputs have different row weights. Then ``values`` has, after the targets, a column for each output
+        with the factor of the row's weight.
     """
 
     names: tuple[str, ...] = ()
@@ -595,7 +599,7 @@ class SeveralTargets(Targets):
             mean = float(weights[rows].mean()) if means is None else means[name]
             if weights.any() and not mean > 0:
                 raise ValueError(f"Output {name!r}: none of the rows to train on has a positive weight.")
-            # in partial_fit, the rows of a call may have no label of this output
+            # The rows of a call of partial_fit may have no label of this output, so that the mean weight is zero.
             factors.append(np.asarray(weights / mean) if mean > 0 else weights)
         values = np.column_stack([self.values, *factors])
         return replace(self, values=values, n_scores=values.shape[1])
@@ -610,8 +614,9 @@ def joined_targets(
 ) -> tuple[SeveralTargets, np.ndarray | None]:
     """Return the targets of several outputs as one, and the weights of the rows.
 
-    If all outputs have the same weights, return these; if not, return 1 for rows that count for some output, and 0 for
-    the others. ``alike`` says whether they have, if these rows are only some of those to train on.
+    If all outputs have the same weights, these are returned. If not, the weight is 1 for rows with a positive weight
+    for some output, and 0 for all others. If the rows are only a part of the rows to train on, ``alike`` is True if all
+    outputs have the same weights in the whole.
     """
     values = np.concatenate([np.reshape(part.values, (len(part.values), -1)) for part in parts], axis=1)
     if alike is None:
@@ -657,12 +662,12 @@ def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count
     return replace(targets, values=values, label_mask=mask), every
 
 
-# Errors about labels that cannot be classes: missing ones, and texts among numbers, which cannot be sorted.
+# Errors about labels that cannot be classes: missing labels, and texts among numbers, which cannot be sorted.
 
 
 def require_present(y: object) -> None:
-    """Raise if a target among Python objects is missing; NumPy and scikit-learn would read None as NaN or text."""
-    if sp.issparse(y) or (isinstance(y, np.ndarray) and y.dtype != object):  # scikit-learn checks these
+    """Raise if a target among Python objects is missing, which NumPy or scikit-learn would read as NaN or text."""
+    if sp.issparse(y) or (isinstance(y, np.ndarray) and y.dtype != object):  # scikit-learn checks arrays of numbers
         return
     found = _objects(y)
     if found is None:
@@ -705,7 +710,7 @@ def _objects(labels: object) -> list[object] | None:
 
 
 def _floats(labels: object) -> list[object]:
-    """Return labels that are floats as a list if one is NaN; else an empty list."""
+    """Return float labels as a list if one of them is NaN; else an empty list."""
     try:
         array = np.asarray(labels)
     except ValueError:

@@ -1,6 +1,6 @@
 """Build the graph of a loss, on one output or several; the penalty has a graph of its own (:mod:`.updates`).
 
-Nothing here runs a graph or holds data. The batch size is fixed; target and row weights are inputs.
+This module runs no graph and holds no data. The batch size is fixed; targets and row weights are inputs.
 """
 
 from __future__ import annotations

@@ -27,10 +27,11 @@ from .loss_graph import LOSS, TARGET, WEIGHT, one_hot_table
 # before or behind a Gemm, and one of a matrix before a MatMul. ``python benchmarks/products.py`` measures the bounds.
 
 LEAST_NARROW, MOST_COLUMNS = 4096, 12
-"""Elements of the left operand from which on, and columns up to which, the right operand is transposed."""
+"""The right operand is transposed if the left one has at least so many elements, and the right one at most so many
+columns."""
 
 LEAST_ROWS, LEAST_INPUTS, LEAST_COLUMNS = 128, 64, 512
-"""Rows and columns of the left operand, and columns of the right one, from which on the left one is transposed once."""
+"""Smallest numbers of rows and columns of the left operand, and of columns of the right one, to transpose the left."""
 
 
 def transpose_operands(graph: ir.Graph) -> None:
@@ -59,9 +60,9 @@ def transpose_operands(graph: ir.Graph) -> None:
 
 
 def replace_in_order(op: GraphBuilder, node: ir.Node, values: Sequence[ir.Value]) -> None:
-    """Replace a node by those that compute ``values``, the last in place of its output, where it was in the order.
+    """Replace a node by the nodes that compute ``values``, at its position; the last value replaces its output.
 
-    The order is kept because values are freed as the backward pass goes.
+    The order of the nodes must stay, because the backward pass frees values as it goes.
     """
     nodes = [made for made in (value.producer() for value in values) if made is not None]
     op.graph.remove(nodes)
@@ -71,15 +72,16 @@ def replace_in_order(op: GraphBuilder, node: ir.Node, values: Sequence[ir.Value]
 
 # Order: onnxruntime computes each gradient while its operands are at hand.
 #
-# onnxruntime begins with the last node whose result no other node reads and runs all that it needs, then goes to the
-# one before. In the order of a backward pass it would begin with the gradient of the first layer and compute the others
-# behind it: it would keep the operands of all of them until then, and read them anew from memory.
+# onnxruntime takes the nodes whose results no other node reads (here those that compute gradients), last to first, and
+# runs each after all nodes that it needs. In the order of a backward pass, the gradient of the first layer would be
+# computed first, after the whole backward pass. The operands of the other gradients would have to be kept until then,
+# and be read again from memory.
 
 
 def last_layer_last(graph: ir.Graph) -> None:
     """Move the nodes whose results no other node reads to the end of the graph, in reverse order, in place.
 
-    They compute the gradients, those of the last layer first.
+    These nodes compute the gradients; the gradients of the last layer then come first.
     """
     ends = [node for node in graph if not any(value.uses() for value in node.outputs)]
     graph.remove(ends)
@@ -88,7 +90,7 @@ def last_layer_last(graph: ir.Graph) -> None:
 
 # Shapes: a Reshape at the end of a graph copies the whole gradient into the memory that is bound to the output.
 #
-# The vector of gradients is flat, so the memory can be bound in the shape in which the gradient is computed instead.
+# This is unnecessary, because the vector of gradients is flat: the memory can be bound in the shape before the Reshape.
 
 
 RESHAPING = frozenset(("Flatten", "Reshape", "Squeeze", "Unsqueeze"))
@@ -112,13 +114,13 @@ def return_before_reshapes(graph: ir.Graph, names: Collection[str]) -> None:
             outputs[i], output.name, source.name = source, None, name
             returned.add(source)
             dropped.append(node)
-    graph.outputs.clear()  # once: to find each of them among all takes longer than the rest
+    graph.outputs.clear()  # replace all outputs at once, because searching for each of them is slow
     graph.outputs.extend(outputs)
     graph.remove(dropped, safe=True)
 
 
 def in_written_shapes(session: InferenceSession, gradients: Mapping[str, Array]) -> dict[str, Array]:
-    """Return views of the arrays in the shapes in which the session writes them, where it knows all sizes."""
+    """Return views of the ``gradients`` in the shapes of the session's outputs, if all sizes of a shape are known."""
     shapes, found = {value.name: value.shape for value in session.get_outputs()}, {}
     for name, array in gradients.items():
         shape, view = shapes[name], array
@@ -130,14 +132,14 @@ def in_written_shapes(session: InferenceSession, gradients: Mapping[str, Array])
 
 # Normalized weights: the weights of the rows divided by their sum, as a matrix that repeats them for each class.
 #
-# onnxruntime takes twice the time to multiply a few classes by a column. The host writes the matrix where the weights
-# change, which is seldom. The graph reads it in place of the column, and sums the loss over classes and rows at once.
+# onnxruntime takes twice as long to multiply a few columns by a broadcast column. So the host writes a matrix when the
+# weights change, which is rare. The graph reads this matrix, and sums the loss over classes and rows at once.
 
 
 WEIGHT_MATRIX = "onnxtrain/weight_matrix"
 
 WEIGHT_MATRIX_CLASSES = 64
-"""Classes up to which the weights are repeated: the longer the rows, the less a column takes."""
+"""Largest number of classes for which the weights are repeated: in longer rows, broadcasting costs less."""
 
 
 def read_weight_matrix(graph: ir.Graph) -> int:
@@ -156,7 +158,7 @@ def read_weight_matrix(graph: ir.Graph) -> int:
         if _multiplied_columns(node) == classes:
             node.replace_input_with(list(node.inputs).index(column), matrix)
 
-    # Find the sum of the rows' losses times the column; each of these is the sum of a matrix over the classes.
+    # Find the sum over the rows of loss times weight; the loss of a row is the sum of a row of a matrix.
     total = next(value for value in graph.outputs if value.name == LOSS).producer()
     weighted = None if total is None or not is_sum(total, []) else _maker(total, "Mul")
     rows = None if weighted is None else next((v for v in weighted.inputs if v is not column), None)
@@ -206,8 +208,8 @@ def is_sum(node: ir.Node, axes: list[int]) -> bool:
 # Weights at the labels: the log loss in two nodes instead of five.
 #
 # With one-hot labels y and normalized weights s of the rows, a graph computes the loss -sum s y log p and its gradient
-# s (p - y). A row of the matrix d = -s y has one number, so the host takes it from a small table, in less time than the
-# graph looks up its label. The loss is sum d log p then, and its gradient s p + d.
+# s (p - y). Let d = -s y. A row of this matrix has one number that is not zero. The host copies it from a small table,
+# faster than the graph looks up the label. Then the loss is sum d log p, and its gradient s p + d.
 
 
 WEIGHTS_AT_LABELS = "onnxtrain/weights_at_labels"
@@ -221,7 +223,7 @@ def read_weights_at_labels(graph: ir.Graph) -> bool:
     if weights is None or target is None or labels is None:
         return False
 
-    # The labels must index the table of one-hot rows.
+    # Require that the labels index the table of one-hot rows.
     source = operand(labels, 0)
     table = None if source is None else constant(source)
     if table is None or table.ndim != 2 or not np.array_equal(table, one_hot_table(table.shape[1]), equal_nan=True):
@@ -229,7 +231,7 @@ def read_weights_at_labels(graph: ir.Graph) -> bool:
     if operand(labels, 1) is not target or attribute(labels, "axis", 0) != 0:
         return False
 
-    # Two nodes may read them: the loss -sum s (y log p), and the gradient s (p - y).
+    # Only two nodes may read the one-hot rows: the loss -sum s (y log p), and the gradient s (p - y).
     one_hot = labels.outputs[0]
     readers = {kind(node): node for node in one_hot.consumers()}
     if readers.keys() != {"Mul", "Sub"} or len(one_hot.uses()) != 2:
@@ -255,7 +257,7 @@ def read_weights_at_labels(graph: ir.Graph) -> bool:
 
 
 def _sole_readers(value: ir.Value, *operators: str) -> list[ir.Node]:
-    """Return the chain of nodes of these types behind ``value``; [] unless each is the only reader of its input."""
+    """Return the chain of nodes of these types downstream of ``value``; [] unless each is its input's only reader."""
     found: list[ir.Node] = []
     for operator in operators:
         nodes = [use.node for use in value.uses()]
@@ -266,24 +268,24 @@ def _sole_readers(value: ir.Value, *operators: str) -> list[ir.Node]:
     return found
 
 
-# The host's side of both: it computes the weights that the graph reads.
+# The host's part of these two rewrites: it computes the weights that the graph reads.
 
 
 KEPT_WEIGHTS = 2
-"""Results that are kept: without ``sample_weight`` those of a full minibatch and of the padded last one alternate."""
+"""Number of cached results: two alternate without ``sample_weight``, for a full minibatch and the padded last one."""
 
 
 class NormalizedWeights:
-    """The weights of the rows of a minibatch divided by their sum. In most minibatches they are as in the one before.
+    """The weights of the rows of a minibatch divided by their sum, recomputed only if the weights have changed.
 
     Attributes
     ----------
     column, matrix : ndarray
-        The matrix repeats the column.
+        The normalized weights as a column, and a matrix that repeats this column for each class.
     equal : float or None
-        The normalized weight of each row; None where they differ.
+        The normalized weight if it is the same in all rows; else None.
     of_ones : bool
-        Whether all weights were one.
+        Whether all weights were one before normalization.
     """
 
     def __init__(self, weights: np.ndarray, columns: int = 0) -> None:
@@ -336,7 +338,8 @@ class WeightsAtLabels:
         scale = 1.0 if equal is None else equal
         if scale != self._scale:
             self._scale, self._table = scale, self._rows * -scale
-        self._table.take(self._labels, 0, self.matrix, "wrap")  # as Gather counts, and without a buffer of the result
+        # "wrap" counts negative labels from the end, like Gather, and does not buffer the result.
+        self._table.take(self._labels, 0, self.matrix, "wrap")
         if equal is None:
             np.multiply(self.matrix, self._weights.matrix, self.matrix)
 

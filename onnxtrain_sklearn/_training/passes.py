@@ -71,7 +71,7 @@ class PassGraph:
         """Return the session of the pass, which other fits may use too."""
         program, settings = self.program, self.parts.settings
         device, options = settings.device, settings.session_options
-        if program.work >= PARALLEL_WORK:  # onnxruntime's memory pattern would waste 50 %
+        if program.work >= PARALLEL_WORK:  # in large graphs, onnxruntime's memory pattern would waste 50 % of memory
             options = {"enable_mem_pattern": False, **(options or {})}
         if settings.checkpoint_activations:
             options = {**BACKWARD_IN_ORDER, **(options or {})}
@@ -81,9 +81,9 @@ class PassGraph:
 
 
 def pass_graph(parts: PassParts, *, first: bool) -> PassGraph:
-    """Return the gradient graph with buffers of its own; the trained parameters are among its inputs.
+    """Return a gradient graph with its own buffers; the trained parameters are among its inputs.
 
-    With ``first``, for the first graph of a step, warn of settings that have no effect on it.
+    With ``first``, for the first graph of a step, warn of settings that have no effect.
     """
     settings, batch_size, dtype = parts.settings, parts.batch_size, parts.parameters.vector.dtype
     program = pass_program(parts)
@@ -138,7 +138,7 @@ class HostPasses:
         graph = self._graph(parts.batch_size, first=True)
         self.program = graph.program
 
-        # Penalty, clipping and accumulation write all gradients after the pass, so all must be cleared before the next.
+        # Penalty, clipping and accumulation write all gradients after a pass, so all must be cleared before the next.
         settings, parameters, lookups = parts.settings, parts.parameters, self.program.lookups
         rewritten = settings.accumulate > 1 or not {"penalty", "clipping"}.isdisjoint(parts.stages)
         self.row_sparse: dict[str, RowSparseGradient] = {}
@@ -168,14 +168,14 @@ class HostPasses:
         """
         size = self._batch_size if self._pads else n_rows
         if size not in self._known:
-            # Keep at most one other size: each pass holds a session and buffers.
+            # Besides the full size, keep one other size at most, because each pass holds a session and buffers.
             self._known = {n: known for n, known in self._known.items() if n == self._batch_size}
             self._known[size] = HostPass(self._graph(size, first=False), self.row_sparse)
         self._selected = self._known[size]
         return self._selected.buffers
 
     def begin(self) -> None:
-        """Begin a step in which no row of a matrix has occurred yet."""
+        """Begin a step: mark all rows of row-sparse gradients as unused."""
         for gradient in self.row_sparse.values():
             gradient.begin()
 
@@ -237,7 +237,7 @@ class HostPass:
             for one in lookups:
                 one.add_gradients()
 
-        # A list of calls instead of conditions: in the step of a small network, each microsecond counts.
+        # Make a list of calls once instead of testing conditions in each step: small networks take only microseconds.
         self._calls: Sequence[Callable[[], object]] = [
             *(one.forward for one in products),
             *([] if at_labels is None else [at_labels.update]),
@@ -312,7 +312,7 @@ class HostLookup:
 
     def add_gradients(self) -> None:
         """Add the gradients of the rows to that of the matrix."""
-        places = np.remainder(self.indices, self.lookup.shape[0])  # negative indices count from the end
+        places = np.remainder(self.indices, self.lookup.shape[0])  # Gather counts negative indices from the end
         factors = np.ones(self.lookup.count, self.row_gradients.dtype)
         if self.lookup.padding is not None:
             factors[self.indices == self.lookup.padding] = 0
@@ -323,7 +323,7 @@ CLEARED_PART = 8
 """Single rows are cleared if at most this part (1/8) of all rows was written, else the whole gradient."""
 
 LEAST_ELEMENTS_PER_INDEX, LEAST_ROWS_PER_INDEX = 128, 16
-"""Elements and rows that a matrix must have per index, so that updating only the rows that occur is faster."""
+"""A matrix with at least so many elements and rows per index is updated faster in only the rows that occur."""
 
 
 class RowSparseGradient:
@@ -355,10 +355,10 @@ class RowSparseGradient:
         self._written: list[np.ndarray] = []
         self._occurring: list[np.ndarray] = []
         self._last = np.zeros(self.n_rows, np.int32)
-        values.fill(0)  # another step may have left numbers
+        values.fill(0)  # another step may have left numbers in the vector of gradients
 
     def begin(self) -> None:
-        """Begin a step in which no row has occurred yet."""
+        """Begin a step: mark all rows as unused."""
         self._occurring = []
 
     @property
@@ -376,7 +376,7 @@ class RowSparseGradient:
         if len(places) <= most_with_duplicates:
             return places
         numbers = np.arange(len(places), dtype=np.int32)
-        self._last[places] = numbers  # a third of the time of sorting them or of checking all rows
+        self._last[places] = numbers  # finds duplicates in a third of the time of sorting, or of checking all rows
         distinct: np.ndarray = places[self._last[places] == numbers]
         return distinct
 

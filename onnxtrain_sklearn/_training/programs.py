@@ -56,7 +56,7 @@ COMPILED = "compiled"
 """Name of the engine that runs a pass as machine code."""
 
 PARALLEL_WORK = 4_000_000
-"""Multiply-adds of one forward pass above which more than one thread pays; below, a second core would only spin."""
+"""Multiply-adds of a forward pass from which on several threads pay off; below, a second thread would only spin."""
 
 
 class PassSize(NamedTuple):
@@ -141,8 +141,8 @@ class PassParts:
     any_shape : bool
         Whether the caller accepts gradients in the shapes in which they are computed.
     on_host : bool
-        Whether a step in the host's memory runs it. Then the caller gives normalized weights of the rows, divided by
-        their sum, as a column or as a matrix, and products take the forms that are fastest on a CPU.
+        Whether a step in the host's memory runs the pass. Then the caller passes normalized row weights, as a column or
+        as a matrix, and products take the forms that are fastest on a CPU.
     """
 
     graph: TrainableModel
@@ -174,7 +174,7 @@ def pass_program(parts: PassParts) -> PassProgram:
         return _gradient_program(parts, _forward_graph(parts))
     if is_plain(parts.settings.loss):
         return _programs.get(_key(parts), lambda: _gradient_program(parts, _forward_graph(parts)))
-    # A user's loss may depend on anything, so the forward graph, which contains the loss, is the key.
+    # With a user's loss, which may depend on anything, the forward graph itself, which contains the loss, is the key.
     forward = _forward_graph(parts)
     outside = content([*forward.products, *forward.lookups])
     key = ("user's loss", structure(forward.model, ()), outside, *_key_of_gradient(parts))
@@ -197,7 +197,7 @@ def _key(parts: PassParts) -> Hashable:
         ),
         (settings.positions, settings.ignores, settings.scheduled.dropout),
     )
-    origin = is_from_torch(template_of(graph.model))  # decides how running variances are averaged
+    origin = is_from_torch(template_of(graph.model))  # PyTorch averages running variances in its own way
     form = (
         structure(graph.model, erased),
         origin,
@@ -223,7 +223,7 @@ def _key_of_gradient(parts: PassParts) -> tuple[Hashable, ...]:
 
 
 class _ForwardGraph(NamedTuple):
-    """The forward graph with the loss, its inputs for random numbers, and the products and reads taken out of it."""
+    """The forward graph with the loss, its inputs for random numbers, and the products and lookups computed outside."""
 
     model: ir.Model
     random: Sequence[ir.Value]
@@ -254,8 +254,8 @@ def _gradient_program(parts: PassParts, forward: _ForwardGraph) -> PassProgram:
     weights = [*parameters.names, *parameters.running_statistics]
     forward_work = work(forward.model.graph)  # measured now, as differentiate_own changes this graph
 
-    # The gradient of a matrix whose product or rows are taken out is computed on the host: from that of the product,
-    # or from those of the rows.
+    # If the product or the lookups of a matrix are taken out of the graph, the host computes the matrix's gradient,
+    # from the gradient of the product or of the rows.
     products = {product.weight: product.name for product in forward.products}
     taken = {*products, *(lookup.weight for lookup in forward.lookups)}
     wrt = [name for name in parameters.names if name not in taken]
@@ -284,10 +284,10 @@ def _gradient_program(parts: PassParts, forward: _ForwardGraph) -> PassProgram:
         code = compiled_code(model, RowInputs(parts.batch_size, data, row_weights, [*weights, FACTOR]))
     elif parts.on_host:
         transpose_operands(model.graph)
-        if not settings.checkpoint_activations:  # which fixes the order of the nodes
+        if not settings.checkpoint_activations:  # checkpointing fixes the order of the nodes
             last_layer_last(model.graph)
 
-    # Copies of the inputs for random numbers, so that the program does not keep the whole graph alive.
+    # Copy the inputs for random numbers, so that the program does not keep the whole graph alive.
     random = []
     for value in forward.random:
         random.append(ir.Value(name=value.name, type=value.type, shape=value.shape))
@@ -324,7 +324,7 @@ def work(graph: ir.Graph) -> float:
     total = 0.0
     for node in graph:
         if node.op_type in ("Gemm", "MatMul", "Conv") and not node.domain:
-            # Each element of the output sums over the contracted axes of an operand.
+            # The work is the number of output elements times the size of the contracted axes.
             sizes = dims(operand(node, 1 if node.op_type == "Conv" else 0)) or [None]
             if node.op_type == "Conv":
                 contracted = sizes[1:]
@@ -337,7 +337,7 @@ def work(graph: ir.Graph) -> float:
 
 
 def _known_product(sizes: Dims | None) -> float:
-    """Return the product of the sizes, infinite if one is unknown."""
+    """Return the product of ``sizes``, or infinity if a size or the rank is unknown."""
     return math.prod(float(d) if isinstance(d, int) else math.inf for d in ([None] if sizes is None else sizes))
 
 
@@ -351,12 +351,12 @@ def can_compile() -> bool:
 
 @cache
 def is_supported() -> bool:
-    """Return True if the processor has the instructions that the functions need."""
+    """Return True if the processor has the instructions that compiled functions need (FMA)."""
     return supported(features(), platform.machine())
 
 
 def is_usable(engine: str) -> bool:
-    """Return True if an estimator can be trained with an engine; llvmlite is loaded for the compiled one alone."""
+    """Return True if ``engine`` can train an estimator here; llvmlite is loaded only to check "compiled"."""
     return can_compile() if engine == COMPILED else engine in ("auto", *available_engines())
 
 
@@ -381,7 +381,7 @@ def differentiating_engine(engine: str) -> str:
 
 
 def compiled_code(model: ir.Model, rows: RowInputs | None = None) -> GraphCode:
-    """Return the code of a gradient graph; shapes that it computes are put into it as constants, in place."""
+    """Compile a gradient graph, in which computed shapes are first replaced by constants, in place."""
     try:
         return graph_code(fold(model).graph, tile_of(features()), rows)
     except NotCompiledError as error:

@@ -1,11 +1,11 @@
 """Random numbers of Dropout and of random nodes, drawn on the host.
 
-onnxruntime's own kernels keep their random state in the session, so that an unpickled estimator would go on with other
-masks than the original, and each engine would draw its own. Instead :func:`expose_dropout` replaces each Dropout in
-training mode by a product with a mask, and :func:`expose_random` computes the results of random nodes such as
-RandomNormalLike, both from uniform numbers that are inputs of the graph. :class:`UniformNumbers` fills these inputs
+onnxruntime's own kernels keep their random state in the session. So an unpickled estimator would continue with other
+masks than the original, and each engine would draw different ones. Instead, :func:`expose_dropout` replaces each
+Dropout in training mode by a product with a mask, and :func:`expose_random` computes the results of random nodes such
+as RandomNormalLike, both from uniform numbers that are inputs of the graph. :class:`UniformNumbers` fills these inputs
 before each pass. The numbers depend only on the seed and on the number of earlier draws, which pickles hold; a ``seed``
-attribute in the graph is ignored. Where a schedule changes the dropout ratios, the factor of the step is an input too.
+attribute in the graph is ignored. If a schedule changes the dropout ratios, the factor of the step is an input too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..graph import GraphBuilder
 STEM, FACTOR = "onnxtrain/uniform", "onnxtrain/dropout_factor"
 
 LARGEST = "largest ratio"
-"""Metadata key of the factor's input: the largest ratio that the graph knows."""
+"""Metadata key of the input for the scheduled factor; it holds the largest constant dropout ratio of the graph."""
 
 
 class UniformNumbers:
@@ -58,7 +58,7 @@ class UniformNumbers:
         self.arrays = self.buffers if self._factor is None else {**self.buffers, FACTOR: self._factor}
 
     def draw(self, count: int, factor: float = 1.0) -> None:
-        """Fill the buffers with the numbers of draw ``count``, and multiply scheduled ratios by ``factor``."""
+        """Fill the buffers with the random numbers of draw number ``count``; set the factor of scheduled ratios."""
         if self._factor is not None:
             if factor * self._largest >= 1:
                 raise ValueError(
@@ -68,9 +68,9 @@ class UniformNumbers:
             self._factor[()] = factor
         random = np.random.SFC64([self._seed, count])
         for buffer in self.buffers.values():
-            # Each number has 16 random bits of its own, above 8 bits that the whole buffer shares: uniform among the
-            # multiples of 2**-24, and enough for a mask. It takes a quarter of the time of independent 24 bits, which
-            # for large layers is a tenth of a step.
+            # A number has 24 bits: 16 random bits of its own, then 8 random bits that the whole buffer shares. So it is
+            # uniform among the multiples of 2**-24, which is enough for a mask. Drawing 24 independent bits would take
+            # four times as long; for large layers, that is a tenth of a step.
             words = random.random_raw(1 + -(-buffer.size // 4))
             bits = words[1:].view(np.uint16)[: buffer.size].reshape(buffer.shape)
             np.add(bits, np.float32((int(words[0]) & 0xFF) / 256), out=buffer)
@@ -80,7 +80,7 @@ class UniformNumbers:
 def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value]:
     """Replace Dropout in training mode by products with masks, in place; return the new inputs of the graph.
 
-    With ``scheduled``, the last one is a factor that multiplies all ratios.
+    With ``scheduled``, the last input is a factor that multiplies all dropout ratios.
     """
     if model.graph.opset_imports[""] < 12:  # Dropout has no training mode there
         return []
@@ -102,7 +102,7 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
         inputs.append(uniform)
         op.dtype = x.dtype or ir.DataType.FLOAT
 
-        # The ratio is 0.5 if the node has none. It may be computed; draw() checks the largest of the known ones.
+        # The default ratio is 0.5. Computed ratios are not checked; draw() checks the largest constant one.
         ratio = operand(node, 1) or op.constant(np.array(0.5, op.dtype.numpy()))
         known = constant(ratio)
         if known is not None and not 0 <= known.item() < 1:
@@ -113,7 +113,7 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
 
         kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
         scale = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
-        if mode is not None and constant(mode) is None:  # the graph computes whether it drops anything
+        if mode is not None and constant(mode) is None:  # the graph computes the mode, so select mask or input
             scale, kept = op.Where(mode, scale, 1.0), op.Or(kept, op.Not(mode))
         replace_node(op, node, [op.Mul(x, scale), kept])
     return _added_inputs(model, inputs if factor is None else [*inputs, factor])
@@ -151,7 +151,7 @@ def expose_random(model: ir.Model) -> list[ir.Value]:
 
 
 def _added_inputs(model: ir.Model, inputs: list[ir.Value]) -> list[ir.Value]:
-    """Add inputs that new nodes read to the graph, and return them."""
+    """Add ``inputs``, which new nodes read, to the inputs of the graph, in place; return them."""
     if inputs:
         model.graph.inputs.extend(inputs)
         model.graph.sort()

@@ -41,15 +41,15 @@ from .loss_graph import TARGET, WEIGHT, score_loss_graph, target_layout
 from .step_parts import StepSettings, TotalLoss, settings_of_output
 
 TRIED_ROWS, ADDED_ROWS, TRIALS = 5, 3, 4
-"""Rows of a trial, rows that are added to them, and how often other numbers are tried."""
+"""Number of rows in a trial, number of rows added to them, and number of trials with other random numbers."""
 
 KNOWN_ROWS = 1013
-"""Rows for which shapes are inferred: a prime number, which is seldom the size of anything else."""
+"""Number of rows for which shapes are inferred: a prime, which is seldom the size of another axis."""
 
 Numbers: TypeAlias = Mapping[str, np.ndarray]
 Options: TypeAlias = Mapping[str, object] | None
 
-# The answers so far: of graphs by identity and by structure, of losses by structure and by identity of their settings.
+# Caches of the answers: for graphs by identity and by structure, for losses by structure and by identity of settings.
 _of_forms: WeakKeyDictionary[ir.Model, dict[object, str | None]] = WeakKeyDictionary()
 _of_structures: Cache[list[Meeting]] = Cache(256, 2**20, lambda found: 256)
 _lock = Lock()
@@ -85,9 +85,9 @@ def outputs_where_rows_meet(graph: TrainableModel, settings: StepSettings) -> li
 
 
 def _losses_that_meet(graph: TrainableModel, settings: StepSettings) -> list[tuple[str, StepSettings]]:
-    """Return the losses in which rows meet: the name of the output where several are trained, and its settings.
+    """Return pairs of name and settings of the outputs in whose loss rows meet; a single output has an empty name.
 
-    A fit asks several times, with the same settings.
+    The result is cached, because a fit asks several times with the same settings.
     """
     key = graph.dtype, graph.link == "votes"
     for known, of, found in list(_of_settings):
@@ -103,7 +103,7 @@ def _losses_that_meet(graph: TrainableModel, settings: StepSettings) -> list[tup
 
 
 def _each_output(settings: StepSettings) -> dict[str, StepSettings]:
-    """Return the settings of each of several outputs by name, of a single one by an empty name."""
+    """Return the settings of each output by name; a single output has an empty name."""
     total = settings.loss
     several = total.outputs if isinstance(total, TotalLoss) else ()
     return {one.name: settings_of_output(settings, one) for one in several} or {"": settings}
@@ -120,9 +120,10 @@ class Meeting(NamedTuple):
 
 
 def where_rows_meet_in_graph(graph: TrainableModel, options: Options, *, in_training: bool = True) -> str | None:
-    """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. The answer is kept by form.
+    """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. The answer is cached.
 
-    In training, normalization takes statistics of the minibatch. ``options`` are those of the sessions that try it.
+    ``in_training``, batch normalization uses statistics of the minibatch, so rows meet. ``options`` are the session
+    options of the trials.
     """
     form = template_of(graph.model)
     with _lock:
@@ -158,10 +159,10 @@ def meeting_in(
         return Meeting(verdict.node, True) if verdict.node else None
 
     def decided() -> list[Meeting]:
-        # Analyze it for a fixed number of rows, which fixes the sizes that depend on it too.
+        # Analyze the graph for a fixed number of rows, so that the sizes that depend on it are fixed too.
         try:
             fixed = with_batch(form, KNOWN_ROWS).graph
-        except Exception:  # a graph may take other numbers of rows only
+        except Exception:  # the graph may not accept this number of rows
             later = verdict
         else:
             later = trace_rows(fixed, by_row, [v for v in fixed.outputs if v.name in ends], KNOWN_ROWS)
@@ -198,12 +199,12 @@ def _meet_in_trial(
             return {v.name or "": _numbers(rng, v, trial, rows) for v in given if v.name in by_row}
 
         return meet_in_numbers(run, draw)
-    except Exception:  # of whatever cannot be run with such numbers
+    except Exception:  # the graph does not run on such numbers
         return None
 
 
 def _numbers(rng: np.random.RandomState, value: ir.Value, trial: int, rows: int = 0) -> np.ndarray:
-    """Return random numbers for a value: normal, or positive in every other trial; of integers 0 and 1."""
+    """Return random numbers for a value: floats are normal, or positive in every second trial; integers are 0 or 1."""
     shape = [d if isinstance(d, int) else 3 for d in value.shape or ()]
     if rows and shape:
         shape[0] = rows
@@ -237,7 +238,7 @@ def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[
             changed[name][row] = other[name][row]
         if not _equal(before, run(changed), np.arange(TRIED_ROWS) != row):
             return True
-        if trial > 1:  # a large graph takes its time
+        if trial > 1:  # only in later trials, to save time with large graphs
             continue
         more = {name: np.concatenate([array, array[[0] * ADDED_ROWS]]) for name, array in first.items()}
         kept = np.arange(TRIED_ROWS + ADDED_ROWS) < TRIED_ROWS
@@ -266,7 +267,7 @@ def _equal(
 
 
 def numbers_of_type(rng: np.random.RandomState, kind: DType, shape: tuple[int, ...], trial: int) -> np.ndarray:
-    """Return random numbers of a type: normal, or positive in every other trial; of integers 0 and 1."""
+    """Return random numbers of a type: floats are normal, or positive in every second trial; integers are 0 or 1."""
     if kind.kind == "f":
         numbers = rng.normal(size=shape) if trial % 2 == 0 else rng.uniform(0.1, 1.0, shape)
         return numbers.astype(kind)
@@ -286,8 +287,8 @@ def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = 
     try:
         graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs=of_pairs) for rows in trials}
     except Exception as error:
-        # The loss may work for the real number of rows only. If it does not, training raises a clear error later; but
-        # fine-tuning would not.
+        # The loss may work only for the real number of rows. If it does not work at all, training raises a clear error
+        # later. Fine-tuning would not.
         if of_pairs and isinstance(error, ModelError):
             raise
         return True
@@ -311,7 +312,7 @@ def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = 
 def _graph_of_loss(
     settings: StepSettings, dtype: DType, rows: int, *, of_pairs: bool
 ) -> tuple[ir.Model, list[ir.Value]]:
-    """Return the graph of the losses of so many rows, and the values that hold them."""
+    """Return the graph of the losses of ``rows`` rows, and the values that hold the losses."""
     positions = settings.positions
     shape = (rows, settings.n_scores) if positions is None else (rows, *positions.shape, settings.n_scores)
     model = score_loss_graph(settings, shape, dtype, of_pairs=of_pairs)
@@ -341,7 +342,7 @@ def _losses_meet_in_trial(
         shape, kind = target_layout(settings, rows, dtype, settings.positions)
         scores = graphs[rows][0].graph.inputs[0]
         given = numbers_of_type(rng, np.dtype(dtype), tuple(int(str(d)) for d in scores.shape or ()), 0)
-        # Targets: classes, indicators, or numbers, which are 0 and 1 in some trials.
+        # Draw targets: class indices, indicators, or numbers, which are 0 or 1 in some trials.
         if kind.kind in "iu":
             several = settings.positions is not None or settings.task == "multiclass"
             classes = 2 if settings.task == "binary" else max(settings.n_columns, 2)
@@ -354,15 +355,15 @@ def _losses_meet_in_trial(
 
     try:
         return not names or meet_in_numbers(run, draw) is not False
-    except Exception:  # of a loss that cannot be run with such numbers: nothing is known then
+    except Exception:  # the loss does not run on such numbers, so the trial gives no answer
         return True
 
 
 def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
-    """Raise ModelError where labels that do not count would have a part in the losses of others."""
+    """Raise ModelError if ignored labels would affect the losses of other labels."""
     if not settings.ignores or type(settings.loss) in LOSSES.values():
         return
-    _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)  # which refuses one loss for all labels
+    _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)  # raises for a loss that does not separate labels
     name, advice = type(settings.loss).__name__, "Leave these rows out, or take a loss of single labels."
     if rows_meet_in_loss(settings, dtype):
         raise ModelError(

@@ -48,8 +48,9 @@ class StepKind:
     Attributes
     ----------
     passes, update : str
-        Who runs the passes and who updates the parameters.
+        Who runs the passes, and who updates the parameters: constants of :mod:`.step_choice`.
     reason : str
+        The reason for this choice.
     """
 
     passes: str
@@ -61,7 +62,7 @@ class StepKind:
 
 
 class TrainingStep(Protocol):
-    """The part of a training step that the loop uses.
+    """The interface of a training step for the epoch loop.
 
     Attributes
     ----------
@@ -106,20 +107,20 @@ class TrainingStep(Protocol):
         """Bring the host's copies of parameters and optimizer state up to date."""
 
     def reload(self) -> None:
-        """Go on from the host's copies, which were changed from outside."""
+        """Read the host's copies again, which a callback or a restored state has changed."""
 
     def forget_state(self) -> None:
         """Reset the optimizer to its state before the first step."""
 
     def remote_state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores beside parameters and optimizer state: the state of a cluster's shards."""
+        """Return further state for a checkpoint, besides parameters and optimizer state: that of a cluster's shards."""
 
     def restore_remote(self, stored: Mapping[str, Any]) -> None:
-        """Go on from the entries that :meth:`remote_state` returned."""
+        """Restore the state that :meth:`remote_state` returned."""
 
 
 class OneProcess:
-    """A step that runs in this process alone: parameters and optimizer state are all that it goes on from."""
+    """A step that runs in this process alone, so that its state consists of parameters and optimizer state."""
 
     def remote_state(self) -> dict[str, Any]:
         """Return nothing."""
@@ -130,7 +131,7 @@ class OneProcess:
 
 
 class HostStep(OneProcess):
-    """Train on one minibatch after the other.
+    """A training step in the host's memory, which runs minibatch by minibatch.
 
     Attributes
     ----------
@@ -201,7 +202,7 @@ class HostStep(OneProcess):
         if self._accumulation is None:
             for minibatch in batches.epoch(skip):
                 weight = self.load(minibatch)
-                del minibatch  # it may hold the window of a stream
+                del minibatch  # free the window of a stream that the minibatch may hold
                 rates = next_rates()
                 loss = self.compute_gradients(weight, rates.dropout_factor)
                 yield weight, loss
@@ -210,7 +211,7 @@ class HostStep(OneProcess):
                     return
             return
 
-        # One step for each group of minibatches, by the mean of their gradients.
+        # Take one step for each group of minibatches, by the mean of their gradients.
         minibatches = batches.epoch(skip)
         while group := list(islice(minibatches, self.settings.accumulate)):
             rates = next_rates()
@@ -223,7 +224,7 @@ class HostStep(OneProcess):
                 self._accumulation.add(i, len(group), share)
             for stage in self._gradient_stages:
                 loss += stage.run(total)
-            del one, group  # they may hold the window of a stream
+            del one, group  # free the window of a stream that the minibatches may hold
             yield total, loss
             self.update(rates)
             if after is not None and after(loss):
@@ -273,7 +274,7 @@ class HostStep(OneProcess):
         """Do nothing, because the host's arrays are trained in place."""
 
     def reload(self) -> None:
-        """Do nothing, for the same reason."""
+        """Do nothing, because the host's arrays are trained in place."""
 
 
 def in_trainable_type(
@@ -291,7 +292,7 @@ def in_trainable_type(
     trained = FlatParameters(
         {n: weights[n] for n in names}, graph.dtype, {n: weights[n] for n in graph.running_statistics}
     )
-    # No list of kernels tells: make a step of two rows, and see whether onnxruntime opens its sessions.
+    # There is no list of available kernels, so make a step of two rows to see whether onnxruntime opens its sessions.
     try:
         HostStep(StepParts(graph, plain, trained, {}, OptimizerState(), batch_size=2, sparse=sparse))
     except Exception as error:

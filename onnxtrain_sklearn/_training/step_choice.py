@@ -23,24 +23,24 @@ from .step_parts import StepParts
 from .trainer import FullBatchTrainer, Trainer, TrainerSettings
 
 DEVICE, SESSION, CODE = "a session on the device", "a session", "machine code"
-"""Who runs a pass."""
+"""Values of ``StepKind.passes``: who runs a pass."""
 
 ON_DEVICE, ON_HOST, FULL_BATCH = "on the device", "on the host", "by SciPy"
-"""Who updates the parameters; on the host :mod:`.updates` chooses for each segment."""
+"""Values of ``StepKind.update``: where the parameters are updated; on the host, each segment has its executor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Situation:
-    """What the choice depends on.
+    """The arguments of the conditions in :data:`STEP_KINDS`.
 
     Attributes
     ----------
     parts : StepParts
     passes : int
-        Passes that a new training plans, one for each minibatch; 0 for calls that go on.
+        Number of passes that a new training run plans, one for each minibatch; 0 for a call that continues a run.
     began_compiled : bool
-        Whether the call continues a training that began with compiled passes. It stays with them, so that the bits do
-        not depend on interruptions.
+        Whether the call continues a run that began with compiled passes. It then keeps them, so that the bits do not
+        depend on interruptions.
     """
 
     parts: StepParts
@@ -54,12 +54,12 @@ class Situation:
 
     @cached_property
     def session_step(self) -> HostStep:
-        """The step whose passes a session runs; its graph says how much compiling would save."""
+        """The step whose passes a session runs; the size of its graph shows how much time compiling would save."""
         return HostStep(self.parts)
 
     @property
     def is_too_short(self) -> bool:
-        """True if compiling takes longer than it saves."""
+        """True if the run is too short for compiling to pay off."""
         return not self.began_compiled and not pays(self.session_step.program.size, self.passes)
 
 
@@ -80,7 +80,7 @@ STEP_KINDS: Sequence[StepKindRule] = (
     (lambda s: s.parts.settings.device.providers != ("CPUExecutionProvider",), SESSION, ON_HOST, "a provider is given"),
     (lambda s: s.parts.sparse, SESSION, ON_HOST, "the rows are sparse"),
     (lambda s: s.parts.parameters.vector.dtype != np.float32, SESSION, ON_HOST, "float64 is not compiled"),
-    # minibatches in which rows meet are not padded: those of another size would be compiled in the midst of training
+    # If rows meet, minibatches are not padded, so that a shorter one would be compiled in the midst of training.
     (
         lambda s: where_rows_meet(s.parts.graph, s.parts.settings) is not None,
         SESSION,
@@ -94,15 +94,15 @@ STEP_KINDS: Sequence[StepKindRule] = (
 
 
 def new_step(parts: StepParts, passes: int = 0, *, compiled: bool = False) -> TrainingStep:
-    """Return the step that :data:`STEP_KINDS` says; a graph that "auto" cannot compile is run by a session.
+    """Return the step that :data:`STEP_KINDS` chooses; if "auto" fails to compile the graph, a session runs it.
 
     Parameters
     ----------
     parts : StepParts
     passes : int, default=0
-        Passes that are planned, one for each minibatch; 0 for calls that go on.
+        Number of planned passes, one for each minibatch; 0 for a call that continues a run.
     compiled : bool, default=False
-        Whether the training that goes on began with compiled passes.
+        Whether the run that is continued began with compiled passes.
     """
     situation = Situation(parts, passes, compiled)
     kind = next(StepKind(*row[1:]) for row in STEP_KINDS if row[0](situation))
@@ -112,7 +112,7 @@ def new_step(parts: StepParts, passes: int = 0, *, compiled: bool = False) -> Tr
     elif kind.passes == CODE:
         try:
             step = HostStep(replace(parts, settings=replace(parts.settings, engine=COMPILED)))
-        except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # of the graph, or of a broken llvmlite
+        except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # an unsupported graph, broken llvmlite
             if parts.settings.engine == COMPILED:
                 raise
             step, kind = situation.session_step, StepKind(SESSION, ON_HOST, "the graph cannot be compiled")
@@ -135,7 +135,7 @@ def new_trainer(
     return Trainer(settings, step, batches, history, validate)
 
 
-# Does compiling pay? Computed, not timed, so that a seed gives the same bits on every run.
+# Does compiling pay off? This is computed, not measured, so that a seed gives the same bits in every run.
 
 
 NODE, ELEMENT = 5e-7, 1.2e-10
@@ -154,14 +154,15 @@ MARGIN = 3.0
 
 
 LIKELY_EPOCHS = 200
-"""Epochs that count at most, unless all are planned: ``max_iter`` is often far more than a fit needs."""
+"""Largest number of epochs in the estimate, as ``max_iter`` is often far more than a fit needs; ignored if all epochs
+are planned."""
 
 
 def pays(size: PassSize, passes: int) -> bool:
-    """Return True if this many passes save ``MARGIN`` times what compiling takes, and a session would use one thread.
+    """Return True if ``passes`` passes save ``MARGIN`` times the compile time, and a session would use one thread.
 
-    The answer depends on the graph and the passes alone, not on the number of threads or on what the process compiled
-    before: a seed must always give the same bits. A session runs larger graphs on all cores.
+    (A session runs larger graphs on all cores.) The answer depends only on the graph and on ``passes``, not on the
+    number of threads or on earlier compilations of the process: a seed must always give the same bits.
     """
     saved = passes * (NODE * size.nodes + ELEMENT * size.elements)
     return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)
@@ -174,7 +175,7 @@ def auto_compiles() -> bool:
 
 @cache
 def is_measured() -> bool:
-    """Return True if the code can run, and was measured on such processors."""
+    """Return True if compiled code can run on this kind of processor, and was measured on it."""
     try:
         known = {"+avx2", "+avx512vl"}.intersection(features().split(","))
         return bool(known) and platform.machine().lower() in {"x86_64", "amd64"} and is_supported()

@@ -1,7 +1,7 @@
-"""The plain data that a training step is made of: the order of its stages, settings, rates, optimizer state, parts.
+"""The data from which a training step is built: the order of its stages, settings, rates, optimizer state, parts.
 
-The estimator resolves the settings once. :mod:`.loss_graph` reads the loss and its targets, :mod:`.programs` engine and
-device, :mod:`.updates` and :mod:`.device_step` the optimizer and its options.
+The estimator resolves the settings once. :mod:`.loss_graph` reads the loss and the layout of its targets,
+:mod:`.programs` reads the engine and the device, :mod:`.updates` and :mod:`.device_step` the optimizer and its options.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Scheduled(NamedTuple):
 
 
 class TrainedPositions(NamedTuple):
-    """For labels at positions: the axes of the scores, the shape of the positions, and the weight of each class."""
+    """Labels at positions: the axes of the scores, the shape of the positions, and the weight of each class."""
 
     axes: Positions
     shape: tuple[int, ...]
@@ -49,17 +49,17 @@ class TrainedPositions(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The settings of a training step, beside the model and its parameters.
+    """The settings of a training step, besides the model and its parameters.
 
     Attributes
     ----------
     n_scores : int
-        Scores of a row; if several outputs are trained, the columns of their targets side by side.
+        Number of scores per row; if several outputs are trained, number of columns of all their targets.
     groups : tuple of int
-        If a row has several labels, each with classes of its own: the number of classes of each. The scores of a label
-        lie side by side.
+        For several labels per row, each with its own classes: the number of classes of each label. The scores of a
+        label are neighboring columns.
     ignores : bool
-        Whether a row may have several labels of which some do not count (target -1).
+        Whether a row may have several labels, some of which are ignored (target -1).
     soft : bool
         Whether the targets of a classifier are the shares of the classes in each row.
     n_targets : int or None
@@ -113,7 +113,7 @@ class TotalLoss:
 
     @property
     def width(self) -> int:
-        """Columns of the matrix of targets."""
+        """Number of columns of the matrix that holds the targets of all outputs."""
         return sum(one.width for one in self.outputs) + (len(self.outputs) if self.has_factors else 0)
 
 
@@ -129,15 +129,15 @@ class OutputLoss:
     task, link, n_scores, groups
         As in :class:`StepSettings`.
     weight : float
-        What the loss is multiplied by in the sum.
+        The factor of the loss in the sum.
     positions : Positions or None
         For labels at positions: the axes of the scores.
     places : tuple of int
-        For labels at positions: their shape.
+        For labels at positions: the shape of the positions.
     label_weights : tuple of float
         For labels at positions: the weight of each class.
     ignores : bool
-        Whether a row may have several labels of which some do not count (target -1).
+        Whether a row may have several labels, some of which are ignored (target -1).
     """
 
     name: str
@@ -160,14 +160,14 @@ class OutputLoss:
 
     @property
     def width(self) -> int:
-        """Columns of its targets: class indices, or numbers."""
+        """Number of columns of the output's targets, which are class indices or numbers."""
         if self.positions is not None:
             return math.prod(self.places)
         return 1 if self.task == "multiclass" else self.n_scores
 
 
 def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
-    """Return the settings of a step on one of several outputs alone."""
+    """Return the settings of a step that trains only one of several outputs."""
     positions = None
     if one.positions is not None:
         positions = TrainedPositions(one.positions, one.places, one.label_weights)
@@ -214,13 +214,13 @@ class OptimizerState:
         return {name: array.shape for name, array in self.slots.items()} == {n: s.shape for n, s in slots.items()}
 
     def prepare(self, slots: Mapping[str, Slot], dtype: DType) -> None:
-        """Create these slots at their initial values, unless they exist already."""
+        """Create ``slots`` with their initial values, unless the state already has them."""
         if not self.fits(slots):
             fresh = {name: np.full(slot.shape, slot.fill, dtype) for name, slot in slots.items()}
             vars(self).update(t=0, slots=fresh)  # atomic: after an interrupt the state is the old one or the new one
 
     def reset(self, slots: Mapping[str, Slot]) -> None:
-        """Reset to the state before the first step: slots at their initial values."""
+        """Reset to the state before the first step, with the initial values of ``slots``."""
         self.t = self.averaged = 0
         for name, slot in slots.items():
             self.slots[name].fill(slot.fill)
@@ -256,7 +256,7 @@ class StepParts:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of :data:`STAGES` that the step has."""
+        """The stages of :data:`STAGES` that this step runs."""
         settings = self.settings
         has: dict[Stage, object] = {
             "penalty": settings.alpha and self.parameters.penalized.stop,

@@ -30,7 +30,7 @@ from .step_parts import Rates, Scheduled
 
 @dataclass
 class EpochPart:
-    """The part of the present epoch that has been trained so far.
+    """The part of the current epoch that has been trained so far.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class EpochPart:
     weight: float = 0.0
 
 
-# Events of the loop for its watcher: the callbacks of an estimator.
+# Events that the loop reports to its watcher, which calls the callbacks of the estimator.
 
 
 class Watcher(Protocol):
@@ -84,7 +84,7 @@ class Digested(Protocol):
 class TrainerSettings:
     """The settings of the loop, named after the estimators' parameters.
 
-    ``all_epochs`` makes the loop run all ``max_iter`` epochs, as ``early_stopping="best_epoch"`` asks for.
+    With ``all_epochs``, the loop runs all ``max_iter`` epochs, as for ``early_stopping="best_epoch"``.
     """
 
     learning_rate_init: float
@@ -129,7 +129,7 @@ class Trainer:
     epochs_before : int
         Epochs before this call.
     part : EpochPart or None
-        The part of the present epoch that is trained; None between epochs.
+        The part of the current epoch that has been trained; None between epochs.
     watcher : Watcher or None
     """
 
@@ -172,8 +172,8 @@ class Trainer:
         """Train until improvement stops, for at most ``max_iter`` epochs; warn if they end before improvement does.
 
         There is no warning if all epochs were planned, or if the schedule has finished. The schedule is planned for
-        ``max_iter`` epochs. Each call measures improvement anew, because losses of earlier calls may be on other data
-        or of another loss function.
+        ``max_iter`` epochs. Each call measures improvement anew, because losses of earlier calls may come from other
+        data or another loss function.
         """
         settings, history, progress = self._settings, self.history, self.history.progress
         steps = self.most_steps()
@@ -272,12 +272,12 @@ class Trainer:
             self._report.end()
 
     def _train(self) -> bool:
-        """Train for up to ``max_iter`` epochs; return whether training ended earlier."""
-        done = self.history.progress.epoch - self.epochs_before  # by a restored state of this call
+        """Train for up to ``max_iter`` epochs; return True if training ended earlier."""
+        done = self.history.progress.epoch - self.epochs_before  # epochs of this call in a restored state
         for _ in range(self._settings.max_iter - done):
             ended = self._record(*self._epoch())
             if not ended and self.history.idle_epochs > self._settings.n_iter_no_change:
-                # a schedule may lower the rate at a plateau instead of ending there
+                # A schedule may lower the rate at a plateau instead of ending training.
                 ended = self.rates.stops_at_plateau() and not self._settings.all_epochs
             if self._conclude(ended):
                 return True
@@ -329,7 +329,7 @@ class Trainer:
         )
 
     def _record(self, loss: float, rows: int) -> bool:
-        """Record an epoch over ``rows`` rows and call the callbacks; return whether one of them ends training."""
+        """Record an epoch over ``rows`` rows and call the callbacks; return True if one of them ends training."""
         score = None if self._validate is None else self._validate()
         if score is not None and math.isnan(score):
             self._diverge()
@@ -417,10 +417,10 @@ class FullBatchTrainer(Trainer):
         self._met_overflow = False
 
     def _train(self) -> bool:
-        """Search for the minimum; return whether it ended before a limit.
+        """Search for the minimum; return True if the search ended before a limit was reached.
 
         There is no warning if a line search finds no lower loss: in float32 this happens at a minimum. But if the
-        search met losses that are not finite and ended at its start, nothing was trained: that is divergence.
+        search met losses that are not finite and ended at its start, training has diverged.
         """
         self._kept.copy_first()
         start = self._vector.copy()
@@ -457,7 +457,7 @@ class FullBatchTrainer(Trainer):
         return loss / total_weight, gradient / total_weight
 
     def _after_iteration(self, vector: np.ndarray, loss: float) -> bool:
-        """Record the iteration; return whether the search is to stop."""
+        """Record the iteration; return True if the search is to stop."""
         self._reached[...] = self._vector[...] = vector
         if not (math.isfinite(loss) and np.isfinite(vector).all()):
             self._diverge()
@@ -525,7 +525,7 @@ class ScheduledRates:
         return self._latest
 
     def go_on_from(self, rate: float) -> None:
-        """Set the learning rate of the last step, which was taken before training was resumed."""
+        """Set the learning rate of the last step before training was resumed."""
         self.learning_rate, self._latest = rate, Rates(rate)
 
     def warn_if_finished(self) -> None:
@@ -559,7 +559,7 @@ class ScheduledRates:
 
 @ignores_float_errors
 def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.ndarray:
-    """Return the losses of steps at these rates; NaN from the first loss on that is not finite.
+    """Take steps at these learning rates; return their losses, NaN from the first loss on that is not finite.
 
     Growing rates show where training begins to learn and where it diverges. The steps change weights and state: the
     caller restores them.
@@ -579,12 +579,12 @@ def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.
 
 @ignores_float_errors
 def without_updates(step: TrainingStep, batches: Batches) -> None:
-    """Run an epoch at a learning rate of zero: running statistics follow the weights, which stay as they are."""
+    """Run an epoch at a learning rate of zero, which updates only the running statistics."""
     deque(step.train(batches, lambda: Rates(0.0)), maxlen=0)
 
 
 def _factor(schedule: Schedule, progress: Progress) -> float:
-    """Return the factor of a schedule, which may be the user's, as a float."""
+    """Return the factor of a schedule as a float; raise if a user's schedule returns anything else."""
     factor: object = schedule.factor(progress)
     if isinstance(factor, np.ndarray | np.generic) and not factor.ndim:  # a scalar array, as np.where returns it
         factor = factor.item()

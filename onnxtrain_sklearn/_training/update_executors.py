@@ -28,7 +28,7 @@ from ..optimizers import UpdateGraph
 
 @dataclass(frozen=True)
 class UpdateTuning:
-    """Constants by which the executor of an update is chosen, as ``python benchmarks/update_choice.py`` measured them.
+    """Constants for the choice of an update's executor, measured by ``python benchmarks/update_choice.py``.
 
     Microseconds of AdamW's update on two cores of a busy machine, with NumPy 2.5 and onnxruntime 1.32, minima of five
     runs:
@@ -84,7 +84,7 @@ UFUNCS: Mapping[str, Any] = {
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
 }
-"""Operators that NumPy computes as onnxruntime does, for floats."""
+"""For each operator whose floats NumPy and onnxruntime compute to the same bits, the NumPy function."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Formula:
         Operator type, names of the operands, name of the result.
     constants : mapping of str to ndarray
     registers : mapping of str to (int or None)
-        The temporary that holds each computed vector, by its name; None for a computed scalar.
+        For each computed value, by name, the number of the temporary vector that holds it; None for a scalar.
     """
 
     nodes: Sequence[tuple[str, tuple[str, ...], str]]
@@ -118,7 +118,7 @@ def formula_of(update: UpdateGraph) -> Formula | None:
     constants = {name: constant(value) for name, value in graph.initializers.items()}
     outputs = {value.name or "" for value in graph.outputs}
 
-    # Assign the temporaries. One is free again after the last node that reads it; that node may write over it.
+    # Assign the temporaries. A temporary is free again after the last node that reads it; that node may overwrite it.
     last = {name: i for i, (_, operands, _) in enumerate(nodes) for name in operands}
     registers: dict[str, int | None] = {}
     vectors, free, count = {"parameters", "gradients", *update.slots}, list[int](), 0
@@ -137,9 +137,9 @@ def formula_of(update: UpdateGraph) -> Formula | None:
 
 
 class NumpyUpdate:
-    """The update in place of ``vectors``, the parameters and the slots, by calls of NumPy's functions.
+    """An in-place update of ``vectors``, the parameters and the slots, by calls of NumPy functions.
 
-    The calls of a block of elements follow each other, so that its vectors and temporaries stay in the cache.
+    The vectors are updated block by block, so that the numbers of a block and the temporaries stay in the cache.
 
     The caller silences NumPy's floating-point warnings once for an epoch: here it would cost more than the update of a
     short vector. The epoch loop finds numbers that are not finite.
@@ -169,7 +169,7 @@ class NumpyUpdate:
             arrays: dict[str, Any] = {**formula.constants, **scalars, **numbers, **part, **local, **results}
             for op_type, operands, result in formula.nodes:
                 if not start or result not in numbers:  # the first block computes the scalars for all
-                    # a result by position takes two thirds of the time of one by name
+                    # Passing the result array by position takes two thirds of the time of the keyword ``out``.
                     self.calls.append(partial(UFUNCS[op_type], *(arrays[name] for name in (*operands, result))))
 
     def run(self) -> None:
@@ -180,8 +180,8 @@ class NumpyUpdate:
 
 # Updates of vectors by compiled loops, where llvmlite is installed.
 #
-# A loop takes a fifth of NumPy's time, to the same bits. To load the compiler takes a tenth of a second, so a process
-# does that when its loops would have saved as much.
+# A loop takes a fifth of NumPy's time, with the same bits. Loading the compiler takes a tenth of a second, so a process
+# loads it only when compiled loops would have saved as much time already.
 
 
 ELEMENT_TYPES = {"f": "float", "d": "double"}
@@ -196,12 +196,12 @@ class Savings:
         self._seconds, self.suffice = 0.0, False
 
     def add(self, seconds: float) -> None:
-        """Add to it; it suffices when it is as much as compiling takes."""
+        """Add ``seconds``; compiling is worthwhile once the sum exceeds the time that compiling takes."""
         self._seconds += seconds
         self.suffice |= self._seconds >= (TUNING.compiling if is_loaded() else TUNING.loading)
 
     def forget(self) -> None:
-        """Give up compiling: the time never suffices again."""
+        """Give up compiling in this process."""
         self._seconds, self.suffice = -math.inf, False
 
 
@@ -209,14 +209,14 @@ SAVINGS = Savings()
 
 
 def saved_by_compiling(update: object) -> float:
-    """Return about how many seconds a compiled loop saves in each step."""
+    """Return the estimated seconds that a compiled loop would save in each step."""
     if not (isinstance(update, NumpyUpdate) and is_installed()):
         return 0.0
     return len(update.calls) * (TUNING.call + update.block * TUNING.element)
 
 
 class _Argument(ctypes.c_void_p):
-    """The argument of a loop: a pointer that keeps the arrays behind it."""
+    """The argument of a compiled loop: a pointer that keeps the arrays alive to which it refers."""
 
     def __init__(self, arrays: Sequence[np.ndarray], count: int) -> None:
         self._kept = np.array([count, *(array.ctypes.data for array in arrays)], np.int64), arrays
@@ -224,7 +224,7 @@ class _Argument(ctypes.c_void_p):
 
 
 class CompiledUpdate:
-    """The update in place of ``vectors``, the parameters and the slots, by a compiled loop.
+    """An in-place update of ``vectors``, the parameters and the slots, by a compiled loop.
 
     Attributes
     ----------
@@ -256,7 +256,7 @@ VectorUpdate: TypeAlias = Binding | CompiledUpdate | NumpyUpdate
 def formula_update(
     formula: Formula, vectors: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
 ) -> CompiledUpdate | NumpyUpdate:
-    """Return the update in place of ``vectors``, the parameters and the slots, compiled where that pays."""
+    """Return the in-place update of ``vectors``, parameters and slots: compiled if that pays off, else by NumPy."""
     if SAVINGS.suffice and is_installed():
         try:
             return CompiledUpdate(formula, vectors, gradients, scalars)
@@ -267,11 +267,11 @@ def formula_update(
 
 # The formula of an update as one loop over the elements, in LLVM's assembly language.
 #
-# Each element of each vector is read once and written once; what is between is in registers. Every operation is rounded
-# on its own, as in NumPy, since no instruction allows LLVM to contract or reorder: the results are the same to the bit.
+# Each element of each vector is read once and written once; intermediate results are in registers. Every operation is
+# rounded separately, as in NumPy, because no instruction allows LLVM to contract or reorder: the bits are the same.
 #
 # The function has one argument, a pointer to an array of integers: the number of elements, the addresses of the
-# vectors, then those of the scalars. The reference of the language is https://llvm.org/docs/LangRef.html.
+# vectors, then the addresses of the scalars. The language is documented at https://llvm.org/docs/LangRef.html.
 
 
 INSTRUCTIONS = {"Add": "fadd", "Div": "fdiv", "Mul": "fmul", "Neg": "fneg", "Sub": "fsub"}
@@ -280,23 +280,23 @@ SIZES = {"float": 4, "double": 8}
 
 
 class _Lines:
-    """The lines of a function; each value has a number for its name."""
+    """The lines of a function in assembly language; values are named by numbers."""
 
     def __init__(self, element: str) -> None:
         self.element, self.lines, self._count = element, list[str](), 0
 
     def value(self, expression: str) -> str:
-        """Add a value; return its name."""
+        """Add a line that computes ``expression``; return the name of the value."""
         self._count += 1
         self.lines.append(f"  %v{self._count} = {expression}")
         return f"%v{self._count}"
 
     def pointer(self, i: int) -> str:
-        """Add the ``i``-th address of the argument; return its name."""
+        """Add lines that load the ``i``-th address from the argument; return the name of the pointer."""
         return self.value(f"load ptr, ptr {self.value(f'getelementptr i64, ptr %argument, i64 {i}')}")
 
     def compute(self, node: tuple[str, tuple[str, ...], str], values: dict[str, str], width: int) -> None:
-        """Add the result of a node to ``values``, which holds the names of its operands."""
+        """Add lines that compute a node; ``values`` maps operands to names, and gets the name of the result."""
         operator, operands, result = node
         kind, given = self.kind(width), [values[name] for name in operands]
         if operator == "Identity":
@@ -307,23 +307,23 @@ class _Lines:
             values[result] = self.value(f"{INSTRUCTIONS[operator]} {kind} {', '.join(given)}")
 
     def kind(self, width: int) -> str:
-        """Return the type of so many elements."""
+        """Return the LLVM type of ``width`` elements."""
         return self.element if width == 1 else f"<{width} x {self.element}>"
 
     def intrinsic(self, operator: str, width: int) -> str:
-        """Return the name of the function for so many elements."""
+        """Return the name of the LLVM intrinsic of an operator for ``width`` elements."""
         bits = {"float": "f32", "double": "f64"}[self.element]
         return f"@llvm.{INTRINSICS[operator]}.{bits if width == 1 else f'v{width}{bits}'}"
 
     def repeat(self, value: str) -> str:
-        """Add a vector of equal elements; return its name."""
+        """Add lines that make a vector of equal elements from the scalar ``value``; return its name."""
         kind = self.kind(LANES)
         first = self.value(f"insertelement {kind} poison, {self.element} {value}, i64 0")
         return self.value(f"shufflevector {kind} {first}, {kind} poison, <{LANES} x i32> zeroinitializer")
 
 
 class _Loop(NamedTuple):
-    """The place of a loop in the function: its label, those before and after it, its first element and its last."""
+    """A loop of the function: its label, the labels before and after it, its first and its last element."""
 
     label: str
     before: str

@@ -47,7 +47,7 @@ _graphs: Cache[tuple[bytes, float, Formula | None]] = Cache(128, 2**24, lambda e
 
 
 def graph_bytes(emit: Callable[..., ir.Model], *arguments: Hashable, **keywords: Hashable) -> bytes:
-    """Return what ``emit``, a function of this package, makes of these arguments, as bytes."""
+    """Return the bytes of the model that ``emit``, a function of this package, returns for these arguments; cached."""
 
     def made() -> tuple[bytes, float, Formula | None]:
         return to_proto(emit(*arguments, **keywords)).SerializeToString(), 0.0, None
@@ -99,12 +99,12 @@ def update_program(
 
 
 ToMemory = Callable[[np.ndarray], Array]
-"""Puts an array into the memory of the others."""
+"""A function that puts an array into the memory of the trained vectors: of the host or of a device."""
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentUpdate:
-    """The update of a segment of the vectors: its graph, and what opens the session that runs it."""
+    """The update of a segment of the vectors: its graph, and the function that opens a session for the graph."""
 
     segment: Segment
     program: UpdateProgram
@@ -112,12 +112,12 @@ class SegmentUpdate:
 
     @property
     def scalars_key(self) -> Hashable:
-        """Segments of equal keys have the same scalars in each step."""
+        """A key that is equal for segments with the same scalars in each step."""
         return self.segment.factors, self.segment.parameter
 
     @cached_property
     def scalars(self) -> Callable[[Rates, int], Mapping[str, Any]]:
-        """Returns the scalars of a step, by its rates and its number from 1."""
+        """The function that returns the scalars of a step, given its rates and its number, counted from 1."""
         found, factor = self.program.scalars, self.segment.factors.rate
         if self.program.scheduled:
             return lambda rates, t: found(float(rates.learning_rate * factor), t, rates.decay_factor)
@@ -130,7 +130,7 @@ class SegmentUpdate:
     def host_arrays(
         self, vector: np.ndarray, gradient: np.ndarray, state: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return the arrays that the graph updates, by its names, and the gradients: views in its shapes."""
+        """Return the arrays that the graph updates, by name, and the gradients, all as views in the graph's shapes."""
         part, parameter, slots = self.segment.part, self.segment.parameter, self.slots(state)
         if parameter is None:
             return {name: array[part] for name, array in {"parameters": vector, **slots}.items()}, gradient[part]
@@ -149,9 +149,9 @@ class VectorBindings:
     ----------
     settings : StepSettings
     parameters : FlatParameters
-        Their sizes and their type are read.
+        Only the sizes and the type of the vectors are read.
     place : callable
-        Puts an array into the memory of the vectors.
+        The function that puts an array into the memory of the vectors.
     """
 
     def __init__(self, settings: StepSettings, parameters: FlatParameters, place: ToMemory) -> None:
@@ -208,7 +208,7 @@ class VectorBindings:
         settings, fused = self._settings, gradient_builder.has_gradient_builder()
         updates, programs, sessions = [], dict[object, UpdateProgram](), dict[bytes, Callable[[], InferenceSession]]()
         for one in segments(self._parameters, settings.factors, optimizer):
-            # Segments of equal weight decay share a program. An optimizer made for one parameter has its own.
+            # Segments with equal weight decay share a program. A parameter that is updated by itself has its own.
             parameter = one.parameter or Parameter("parameters", self._parameters.vector.shape)
             key = one.factors.decay if one.parameter is None else parameter
             if key not in programs:
@@ -222,12 +222,12 @@ class VectorBindings:
     def _session(self, graph: bytes, products: float = 0.0) -> InferenceSession:
         """Return a session; ``products`` are the multiply-adds of its products of matrices.
 
-        It has one thread, as a second spinning pool would compete with that of the gradient session; several only for
-        large products, such as Muon's, which take longer than the pass of a small minibatch.
+        The session has one thread, because a second thread pool would compete with that of the gradient session. Only
+        for large products, such as Muon's, which take longer than the pass of a small minibatch, it has several.
         """
         settings = self._settings
         threads = devices.available_threads() if products >= PARALLEL_WORK else 1
-        memory = 8.0 * self._parameters.vector.nbytes  # a few vectors, of which pieces are computed at a time
+        memory = 8.0 * self._parameters.vector.nbytes  # an estimate: a few vectors, computed piece by piece
         return shared_session(graph, settings.device, threads=threads, options=settings.session_options, memory=memory)
 
 
@@ -244,7 +244,7 @@ def bind_update(
 
 @dataclass(frozen=True, eq=False)
 class ScalarGroup:
-    """Updates that read the same scalars, such as the learning rate of the step: those of segments of equal factors."""
+    """The updates of segments with equal factors, which read the same scalars, such as the learning rate."""
 
     scalars_of: Callable[[Rates, int], Mapping[str, Any]]
     scalars: Mapping[str, np.ndarray]
@@ -328,7 +328,7 @@ class HostUpdates:
         return list(groups.values())
 
     def _parts(self, segment: SegmentUpdate) -> list[tuple[SegmentUpdate, RowSparseGradient | None]]:
-        """Divide a segment into the matrices that are updated row by row, and the parts between them."""
+        """Split a segment into matrices that are updated row by row and the parts between them."""
         whole, program = segment.segment.part, segment.program
         idle_rows_stay = program.elementwise and not (program.moves_without_gradient or self._penalized)
         found, start = list[tuple[slice, RowSparseGradient | None]](), whole.start
@@ -353,7 +353,7 @@ class HostUpdates:
 def _vector_updates(
     one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
 ) -> list[VectorUpdate]:
-    """Return the updates of a segment: by its formula if it has one and that pays, else by a session in pieces."""
+    """Return the updates of a segment: one by NumPy or machine code if that is faster, else by a session, in pieces."""
     formula, tuning = one.program.formula, update_executors.TUNING
     if formula is not None and gradients.size > tuning.least_elements:
         return [formula_update(formula, arrays, gradients, scalars)]
@@ -367,7 +367,7 @@ def _vector_updates(
 GRADIENTS = "gradients"
 
 BLOCK_SIZES = 8
-"""Number of sizes that blocks of rows have. A step takes the smallest block that holds its rows."""
+"""Number of different sizes of blocks of rows. A step uses the smallest block that holds its rows."""
 
 Matrices: TypeAlias = "Mapping[str, Sequence[np.ndarray]]"
 
@@ -412,13 +412,13 @@ class RowUpdate:
             for update in self._every:
                 update.run()
             return
-        # Within one block a repeated row does no harm: its copies are updated alike.
+        # If all rows fit into one block, duplicates need not be removed, because all copies of a row are updated alike.
         rows, step = self._gradient.occurring_rows(most_with_duplicates=self._size), -(-self._size // BLOCK_SIZES)
         for start in range(0, len(rows), self._size):
             part = rows[start : start + self._size]
             count = min(self._size, -(-len(part) // step) * step)
             if count not in self._blocks:
-                # Arrays for so many rows, and the update that is bound to them.
+                # Make arrays for ``count`` rows, and bind the update to them.
                 axis, formula, values = self._gradient.axis, self._one.program.formula, self._gradient.values
                 shape = (count, self._width) if axis == 0 else (self._width, count)
                 arrays = {name: np.zeros(shape, values.dtype) for name in self._matrices}
@@ -433,7 +433,7 @@ class RowUpdate:
             blocks, update = self._blocks[count]
             for name, matrices in self._matrices.items():
                 for matrix, block in zip(matrices, blocks[name], strict=True):
-                    np.take(matrix, part, 0, block[: len(part)], "clip")  # other modes buffer the result
+                    np.take(matrix, part, 0, block[: len(part)], "clip")  # the default mode would buffer the result
                     block[len(part) :] = 0
             update.run()
             for name in self._matrices.keys() - {GRADIENTS}:
@@ -442,9 +442,9 @@ class RowUpdate:
 
 
 def _rows_first(matrix: np.ndarray, axis: int) -> list[np.ndarray]:
-    """Return views whose first axis is that of the rows; one for each column if the matrix is stored transposed."""
+    """Return views of ``matrix`` with the rows on the first axis: one view, or if stored transposed one per column."""
     if matrix.shape[1 - axis] == 1:
-        return [matrix.ravel()]  # numbers are copied faster than rows of one number
+        return [matrix.ravel()]  # elements of a vector are copied faster than rows with one element
     return [matrix] if axis == 0 else list(matrix)
 
 
@@ -455,14 +455,14 @@ class GradientStage(Protocol):
     """A stage that changes the gradients before the update."""
 
     def run(self, weight: float) -> float:
-        """Change them; return the addition to the loss. ``weight`` is the sum of the weights of the rows."""
+        """Change the gradients; return the addition to the loss. ``weight`` is the sum of the row weights."""
 
 
 class WeightStage(Protocol):
     """A stage that changes the weights or their average."""
 
     def run(self, rates: Rates, t: int) -> None:
-        """Change them in step ``t``."""
+        """Change the weights or their average in step ``t``."""
 
 
 PENALTY_BLOCK = 8192
@@ -492,7 +492,7 @@ class HostPenalty:
         self._blocks = [(w := weights[cut], gradients[cut], temporary[: len(w)]) for cut in cuts]
 
     def run(self, weight: float) -> float:
-        """Add its gradients, divided by the sum ``weight`` of the weights of the rows; return its value."""
+        """Add the penalty's gradient divided by ``weight``, the sum of the row weights; return the penalty."""
         self._strength[()] = 1.0 / weight if weight > 0 else 0.0
         if self._binding is not None:
             self._binding.run()
@@ -513,7 +513,7 @@ class HostClipping:
         self._binding = bindings.clipping(parameters.gradient)
 
     def run(self, weight: float) -> float:
-        """Clip the gradients; the loss stays the same."""
+        """Clip the gradients; return 0, because the loss does not change."""
         self._binding.run()
         return 0.0
 
@@ -533,7 +533,7 @@ class HostAccumulation:
 
 
 class HostAverage:
-    """The moving average of the parameters, of which ``optimizer_state`` counts the steps."""
+    """The moving average of the parameters; ``optimizer_state`` counts the averaged steps."""
 
     def __init__(
         self, bindings: VectorBindings, parameters: FlatParameters, optimizer_state: OptimizerState, decay: float
@@ -583,7 +583,7 @@ def step_weight(decay: float, steps: int) -> float:
 
     .. math:: \bar p_t = \bar p_{t-1} + \frac{1 - d}{1 - d^t} (p_t - \bar p_{t-1})
 
-    is the moving average of decay d that starts from zero, divided by 1 - dᵗ: the initial weights are not part of it.
+    is the moving average with decay d that starts from zero, divided by 1 - dᵗ. The initial weights have no part in it.
     """
     return (1.0 - decay) / (1.0 - decay**steps)
 

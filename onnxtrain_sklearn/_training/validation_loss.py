@@ -1,4 +1,4 @@
-"""The mean loss of rows by the scores of a model: a loss on validation data, without dropout and without penalty."""
+"""The mean loss on validation data, computed from the scores of a model, without dropout and penalty."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .rows_meet import require_separate_labels, rows_meet_in_loss
 from .step_parts import StepSettings
 
 SCORED_PIECE = 8192
-"""Rows whose losses are computed at once."""
+"""Number of rows whose losses are computed at a time."""
 
 
 class ScoreLoss:
-    """Compute mean losses; ``settings`` are those of the training step, ``dtype`` is the type of the scores.
+    """The mean loss as a function of scores; ``settings`` are those of the step, ``dtype`` is the type of the scores.
 
-    Where rows meet in the loss, it is the mean over minibatches of ``batch_size`` rows; the last one may be shorter.
+    If rows meet in the loss, it is the mean over minibatches of ``batch_size`` rows; the last one may be shorter.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class ScoreLoss:
         self._shape: tuple[int, ...] = ()
 
     def __call__(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray | None) -> float:
-        """Return the weighted mean loss; ``y`` holds class indices or numbers as they are trained."""
+        """Return the weighted mean loss; ``y`` holds the encoded targets: class indices or numbers."""
         settings, rows = self._settings, len(scores)
         values, dtype = as_target(settings, y, self._dtype, settings.positions)
         targets = values.astype(dtype)
@@ -50,7 +50,7 @@ class ScoreLoss:
         return weighted_mean(found, [weights[part] for part in parts])
 
     def _prepare(self, shape: tuple[int, ...]) -> None:
-        """Make the session for pieces of a shape, unless there is one for as many rows or more."""
+        """Open a session for pieces of this shape, unless the present one takes at least as many rows."""
         suits = (
             shape[0] == self._shape[:1][0] if self.rows_meet and self._shape else shape[0] <= (self._shape or (0,))[0]
         )
@@ -59,7 +59,7 @@ class ScoreLoss:
             self._session, self._shape = sessions.create_session(graph, devices.resolve_device()), shape
 
     def _piece(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
-        """Return the loss of some rows, which are filled up with rows of weight zero unless rows meet."""
+        """Return the mean loss of a piece of rows; unless rows meet, rows of weight zero fill the piece up."""
         if self.rows_meet:
             self._prepare(scores.shape)
         filled = np.minimum(np.arange(self._shape[0]), len(scores) - 1)
@@ -70,7 +70,7 @@ class ScoreLoss:
 
 
 def weighted_mean(losses: Sequence[float], weights: Sequence[np.ndarray]) -> float:
-    """Return the mean loss of pieces of rows, given the mean of each and its rows' weights; NaN without any."""
+    """Return the mean loss over all pieces, given the mean loss and the row weights of each; NaN without rows."""
     sums = [float(one.sum(dtype=np.float64)) for one in weights]
     total = sum(sums)
     return sum(own / total * loss for own, loss in zip(sums, losses, strict=True) if own) if total else math.nan

@@ -4,8 +4,9 @@ Derive from :class:`Callback`: its hooks receive a :class:`TrainingInProgress`. 
 one instance may serve several fits at a time, in a search for example. Its state belongs in
 :meth:`TrainingInProgress.memory`, which checkpoints and pickles hold.
 
-Callbacks follow the protocol of ``sklearn.callback``. :class:`TaskContext` calls those in an estimator's parameter
-``callbacks``, on every version of scikit-learn; those that ``set_callbacks`` takes are called by scikit-learn.
+Callbacks follow the protocol of ``sklearn.callback``. :class:`TaskContext` calls the callbacks in an estimator's
+parameter ``callbacks``, with every version of scikit-learn. scikit-learn itself calls the callbacks that were set by
+``set_callbacks``.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class TrainingOfMembers(Protocol):
         """Raise ValueError if :meth:`predict_by` is not possible."""
 
     def predict_by(self, snapshots: Sequence[np.ndarray]) -> None:
-        """Predict by the mean of networks, whose weights are copies of the buffer, until training continues."""
+        """Predict by the mean of several networks until training continues; ``snapshots`` are copies of the buffer."""
 
 
 class TrainingInProgress(TrainingOfMembers, Protocol):
@@ -230,7 +231,7 @@ class Callback(Component):
         """Run after the last epoch; changes of the final weights are kept."""
 
     def setup(self, estimator: object, context: TaskOfHook) -> None:
-        """Check the parameters, and that an estimator of this package calls."""
+        """Check the parameters, and that ``estimator`` is one of this package."""
         self.validate()
         training_of(estimator, self)
 
@@ -268,9 +269,9 @@ def training_of(estimator: object, callback: Callback) -> TrainingInProgress:
 
 # Contexts of tasks, for the callbacks in an estimator's parameter ``callbacks``.
 #
-# They have those attributes of scikit-learn's CallbackContext that callbacks read, also on versions without it. Here,
-# the tasks of a fit are a tree of their own: callbacks that take part in the nested levels of a search are set by
-# ``set_callbacks``, whose contexts are scikit-learn's.
+# They have the attributes of scikit-learn's CallbackContext that callbacks read, also on versions without that class.
+# The tasks of a fit form a separate tree here. Callbacks that also follow the outer levels of a search must be set by
+# ``set_callbacks``; they get scikit-learn's own contexts.
 
 
 HOOKS = ("setup", "on_fit_task_begin", "on_fit_task_end", "teardown")
@@ -290,7 +291,7 @@ class Hooked(Protocol):
 
 
 Values = Mapping[str, Callable[[], object]]
-"""Values that hooks may request, computed for the first one that does."""
+"""Functions that compute the values which hooks may request, by name."""
 
 _signature = lru_cache(maxsize=256)(inspect.signature)
 
@@ -332,7 +333,7 @@ class TaskContext:
         ends = False
         for callback in self._callbacks:  # all of them, even after one has returned True
             method = getattr(callback, hook)
-            # Of the function, not of the bound method: one entry of the cache for all instances, none kept alive.
+            # Cache the signature of the function, not of the bound method, which would keep the instance alive.
             parameters = _signature(getattr(method, "__func__", method)).parameters.values()
             names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
             if unknown := [name for name in names if name not in PASSED]:
@@ -340,7 +341,7 @@ class TaskContext:
                     f"{hook} of the callback {type(callback).__name__} asks for {unknown}, but a hook is given "
                     f"{', '.join(PASSED)} only."
                 )
-            for name in names:  # computed only if a hook asks for it: fitted_estimator, for one, is a copy
+            for name in names:  # compute only requested values, because fitted_estimator, for example, is a copy
                 if name not in known:
                     known[name] = values[name]() if name in values else None
             ends |= bool(method(estimator, self, **{name: known[name] for name in names}))

@@ -101,7 +101,7 @@ class Checkpoint(Callback):
         return self.every_steps is not None
 
     def begin(self, training: TrainingInProgress) -> None:
-        # After all callbacks have begun, because a restored state replaces their memories.
+        # Resume after all callbacks have begun, because a restored state replaces their memories.
         training.defer(lambda: self._find(training))
 
     def after_step(self, training: TrainingInProgress, loss: float) -> None:
@@ -109,8 +109,8 @@ class Checkpoint(Callback):
             training.defer(lambda: self._write(training))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
-        if training.is_resumable or training.epochs_done == 1:  # a search stores once, when it has ended
-            # With the entries of callbacks after this one, and when it is known whether training ends.
+        if training.is_resumable or training.epochs_done == 1:  # L-BFGS and fine-tuning store once, when they end
+            # Store when all callbacks have added their entries and it is decided whether training ends.
             training.defer(lambda: self._store(training))
 
     def seed(self, key: str, drawn: int) -> int:
@@ -137,7 +137,7 @@ class Checkpoint(Callback):
 
     def _find(self, training: TrainingInProgress) -> None:
         """Resume from the latest file of this call, if there is one."""
-        # The key of this call begins the names of its files.
+        # The names of the files of this call begin with its key.
         folder, memory, key = Path(self.path), training.memory(self), training.identity()
         folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(folder, key)
@@ -157,14 +157,15 @@ class Checkpoint(Callback):
     def _write(self, training: TrainingInProgress) -> None:
         """Write a file of the present state, and remove old ones."""
         folder, memory = Path(self.path), training.memory(self)
-        file = f"{memory['key']}-{training.row.get('epoch', 0):08d}-{training.step:012d}.npz"  # in the order of time
+        # The names sort in the order of time.
+        file = f"{memory['key']}-{training.row.get('epoch', 0):08d}-{training.step:012d}.npz"
         files = [*(name for name in memory["files"] if name != file), file]
-        memory["files"] = files[-self.keep :]  # before the state is taken, which holds this memory
+        memory["files"] = files[-self.keep :]  # update this memory before it is stored with the state
         write_state(folder / file, training.state())
         self._kept(folder, files)
 
     def _kept(self, folder: Path, files: list[str]) -> list[str]:
-        """Remove all files but the latest ones; return the names of these."""
+        """Remove all files but the latest ``keep`` ones; return the names of the files that are left."""
         for name in files[: -self.keep]:
             (folder / name).unlink(missing_ok=True)
         return files[-self.keep :]
@@ -176,7 +177,7 @@ def _restore_latest(training: TrainingInProgress, files: list[Path]) -> None:
     for file in files:
         try:
             state = read_state(file)
-            if state is None:  # another thread of the same fit has replaced it
+            if state is None:  # another thread that runs the same fit has removed the file
                 continue
             _require_finite(state, file)
             try:
@@ -271,14 +272,14 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
     hasher = hashlib.sha256()
     for name in sorted(arrays):
         array = arrays[name]
-        # Types and shapes too: the same bytes read as other numbers would be another state.
+        # Include types and shapes, because the same bytes may stand for other numbers.
         hasher.update(f"{name}\n{array.dtype.str}\n{array.shape}\n".encode())
         hasher.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return hasher.digest()
 
 
 def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of an archive, after checking that together they are no longer than it is."""
+    """Return the arrays of an archive, after a check that their total size does not exceed the size of the archive."""
     found, left = dict[str, np.ndarray](), len(content)
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -297,12 +298,12 @@ def _arrays_of(content: bytes, path: Path) -> dict[str, np.ndarray]:
 
 
 def _array_of(content: bytes) -> np.ndarray:
-    """Return the array of a file in NumPy's format, whose header is not trusted."""
+    """Return the array in a file in NumPy's format; check its header first, which may be malicious."""
     file = io.BytesIO(content)
     read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         shape, fortran, kind = read_header[np.lib.format.read_magic(file)](file)
-    except (MemoryError, RecursionError) as error:  # of Python's parser on a deeply nested header, not of its size
+    except (MemoryError, RecursionError) as error:  # raised by Python's parser for a deeply nested header
         raise ValueError("a header is nested too deeply") from error
     if kind.hasobject or any(size < 0 for size in shape):
         raise ValueError("a header names objects or negative sizes")
@@ -326,7 +327,7 @@ def as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def from_text(value: object, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return the value from which :func:`as_text` made this."""
+    """Return the original value, given the result of :func:`as_text` and the arrays."""
     if isinstance(value, dict):
         if ARRAY in value:
             return arrays[value[ARRAY]]

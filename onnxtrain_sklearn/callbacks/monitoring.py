@@ -22,7 +22,7 @@ LOWER_IS_BETTER = ("loss", "train_loss", "validation_loss")
 
 
 def measured(training: TrainingInProgress, name: str) -> float:
-    """Return an entry of ``history_``, computed if its name is ``train_`` or ``validation_`` and a scorer."""
+    """Return an entry of ``history_``; compute it if it is named by rows and a scorer, such as ``train_accuracy``."""
     on, _, scoring = name.partition("_")
     if name not in training.row and (on not in ("train", "validation") or not scoring):
         raise ValueError(
@@ -144,17 +144,17 @@ class EarlyStopping(Callback):
             raise TypeError(f"monitor must be the name of an entry of history_, got {self.monitor!r}.")
 
     def begin(self, training: TrainingInProgress) -> None:
-        training.memory(self).clear()  # a second call of fit finds the memory of the first
+        training.memory(self).clear()  # forget the memory of an earlier call of fit
 
     def after_epoch(self, training: TrainingInProgress) -> bool:
         lower = self.mode == "min" or (self.mode == "auto" and self.monitor in LOWER_IS_BETTER)
         memory, value = training.memory(self), measured(training, self.monitor)
         signed = -value if lower else value
         gain = signed - memory.get("gain", -math.inf)
-        if gain > self.min_delta:  # False for NaN, which is no improvement
+        if gain > self.min_delta:  # False for NaN, which does not count as an improvement
             memory.update(gain=signed, best=value, epoch=training.row["epoch"], waited=0)
             if self.restore_best and not training.one_epoch:
-                # The whole buffer: running statistics and the moving average belong to the weights.
+                # Copy the whole buffer, because running statistics and the moving average belong to the weights.
                 memory["weights"] = training.parameters.buffer.copy()
         else:
             memory["waited"] = memory.get("waited", 0) + 1
@@ -215,7 +215,7 @@ class GradientStatistics(Callback):
 
 
 NOT_METRICS = ("epoch", "step")
-"""Entries of a row that count epochs and steps instead of measuring something."""
+"""Entries of a row that are counters, not metrics."""
 
 
 class MetricLogger(Callback):
@@ -258,11 +258,11 @@ class MetricLogger(Callback):
             raise TypeError(_wrong_target(self.target))
 
     def after_epoch(self, training: TrainingInProgress) -> None:
-        training.defer(lambda: self._log(training.row))  # with the entries of callbacks after this one
+        training.defer(lambda: self._log(training.row))  # later, so that all callbacks have added their entries
 
     def _log(self, row: Mapping[str, object]) -> None:
         target, epoch = self._tracker(), row["epoch"]
-        # Trackers take numbers alone; callbacks of the user may have added texts, and the rate of L-BFGS is None.
+        # Trackers take only numbers. A user's callback may have added text, and the learning rate of L-BFGS is None.
         numbers = {k: float(v) for k, v in row.items() if isinstance(v, Real) and k not in NOT_METRICS}
         if hasattr(target, "log_metrics"):
             target.log_metrics(numbers, step=epoch)
@@ -273,21 +273,21 @@ class MetricLogger(Callback):
             target.log(numbers, step=epoch)
 
     def _tracker(self) -> Any:
-        """Return the target, or the tracker that it returned when it was first called."""
+        """Return the target if it is a tracker, else the tracker that the target returned when it was first called."""
         if _is_tracker(self.target):
             return self.target
-        if "_made" not in vars(self):  # no parameter: clones and pickles call the function again
+        if "_made" not in vars(self):  # ``_made`` is no parameter, so clones and pickles call the function again
             self._made = self.target()
             if not _is_tracker(self._made):
                 raise TypeError(_wrong_target(self._made))
         return self._made
 
     def __sklearn_clone__(self) -> MetricLogger:
-        """Return a logger with the same target, as a copy of a tracker would be another tracker."""
+        """Return a logger with the same target object, because a copy of a tracker would be another tracker."""
         return MetricLogger(self.target)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickles: a module by its name, without the tracker that a function returned."""
+        """Return the state for pickles: a target module by its name, and no tracker that a target function returned."""
         state = {name: value for name, value in super().__getstate__().items() if name != "_made"}
         if isinstance(self.target, ModuleType):
             state |= {"target": None, "module": self.target.__name__}

@@ -61,7 +61,7 @@ class WeightAveraging(Callback):
         beyond = training.epochs_done - int(self.start * training.max_iter)
         if training.one_epoch or beyond < 1 or (beyond - 1) % self.every:
             return
-        # In float64: of many float32 vectors, the mean would lose the digits in which the last epochs differ.
+        # Average in float64: in float32, a mean of many vectors would lose the digits in which the last epochs differ.
         memory, vector = training.memory(self), training.parameters.vector.astype(np.float64)
         count = memory.get("count", 0) + 1
         mean = memory.get("mean", vector)
@@ -71,7 +71,7 @@ class WeightAveraging(Callback):
         mean = training.memory(self).pop("mean", None)
         if mean is not None:
             training.parameters.vector[...] = mean
-            if training.parameters.running_statistics:  # no minibatch has passed through these weights
+            if training.parameters.running_statistics:  # the statistics belong to other weights than the mean
                 training.refresh_statistics()
         elif not training.one_epoch:
             epochs = int(self.start * training.max_iter)
@@ -135,14 +135,14 @@ class LearningRateFinder(Callback):
 
 def _steepest(rates: np.ndarray, losses: np.ndarray) -> float:
     """Return the rate at which the smoothed loss falls fastest, up to where it is smallest."""
-    known = losses[: int(np.isfinite(losses).cumprod().sum())]  # up to the first loss that diverged
+    known = losses[: int(np.isfinite(losses).cumprod().sum())]  # the losses before the first one that diverged
     if len(known) < 5:
         raise ValueError(
             f"The loss diverged at a learning rate of {rates[len(known)]:.3g}, after {len(known)} steps. Scale the "
             f"inputs (StandardScaler), or lower lowest={rates[0]:.3g}."
         )
-    # Losses of single minibatches are noisy: take means of five. Behind the smallest one, training becomes unstable: a
-    # steep fall there follows a rise, and is no progress.
+    # Losses of single minibatches are noisy, so take means of five. After the smallest mean, training becomes unstable:
+    # a steep fall there follows a rise, and is no progress.
     smooth = np.convolve(np.pad(known, 2, mode="edge"), np.ones(5) / 5, mode="valid")
     least = int(np.argmin(smooth))
     slopes = np.gradient(smooth[: max(least, 1) + 1]) if least else np.zeros(1)

@@ -89,7 +89,7 @@ class Adafactor(Optimizer):
         return {"row_squares": Slot((*stack, rows, 1)), "column_squares": Slot((*stack, 1, columns))}
 
     def scalars(self, learning_rate: Number, t: Number) -> dict[str, Number]:
-        # fresh is 1 - β̂: the share of the new squares in the average.
+        # The scalar ``fresh`` is 1 - β̂, the share of the new squares in the average.
         found = {"fresh": 1.0 / t**self.decay_rate, "rate": minimum(learning_rate, 1.0 / sqrt(t))}
         return {**found, "decay": learning_rate * self.weight_decay}
 

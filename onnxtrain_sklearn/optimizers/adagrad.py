@@ -59,7 +59,7 @@ class Adagrad(Optimizer):
 
     @property
     def moves_without_gradient(self) -> bool:
-        return bool(self.weight_decay) or not self.epsilon  # 0 / 0
+        return bool(self.weight_decay) or not self.epsilon  # without ε, a gradient of zero gives 0 / 0
 
     def slots(self, p: Parameter) -> dict[str, Slot]:
         return {"sum_of_squares": Slot(p.shape, self.initial_accumulator_value)}

@@ -129,8 +129,8 @@ class AdamW(Adam):
 
 def adam_step(op: GraphBuilder, g: Value, state: Named, k: Named, optimizer: Adam) -> Step:
     """Emit the step of Adam, which is subtracted from the parameters, and the new moments."""
-    # The one statement of the formula, beside `scalars` and `update`. A kernel computes the same where `fused` says so:
-    # after a change here, tests/optimizers/test_fused_kernels.py fails until the kernel is left out.
+    # Together with `scalars` and `update`, this is the only statement of the formula. The kernel that `fused` returns
+    # must compute the same: after a change here, tests/optimizers/test_fused_kernels.py fails until it is left out.
     first = running_average(op, state["first_moment"], g, optimizer.beta_1)
     second = running_average(op, state["second_moment"], op.Mul(g, g), optimizer.beta_2)
     direction = op.Div(first, op.Add(op.Sqrt(second), k["epsilon"]))
@@ -138,13 +138,13 @@ def adam_step(op: GraphBuilder, g: Value, state: Named, k: Named, optimizer: Ada
 
 
 class _FusedAdam(Adam):
-    """AdamW in one kernel, which computes its bias corrections in float64; its first step is 1."""
+    """AdamW in one kernel, which computes the bias corrections in float64; it counts steps from 1."""
 
     def scalars(self, learning_rate: Number, t: Number) -> dict[str, Number]:
         return {"learning_rate": learning_rate, "steps_before": t - 1}
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        t = op.Add(k["steps_before"], 1)  # a tensor of its own: the kernel writes t + 1 over it
+        t = op.Add(k["steps_before"], 1)  # a new tensor, because the kernel overwrites it by t + 1
         inputs = k["learning_rate"], t, p, g, state["first_moment"], state["second_moment"]
         settings = {"alpha": self.beta_1, "beta": self.beta_2, "epsilon": self.epsilon, "lambda": self.weight_decay}
         decay = k.get(WEIGHT_DECAY)
@@ -152,6 +152,6 @@ class _FusedAdam(Adam):
         attributes |= {"lambda": 0.0} if decay is not None else {}
         results = op.emit("AdamOptimizer", *inputs, domain="com.microsoft", outputs=4, **attributes)
         moved = results[3]
-        if decay is not None:  # the kernel takes it as a constant alone
+        if decay is not None:  # the kernel takes only a constant weight decay
             moved = op.Sub(moved, op.Mul(p, op.Mul(k["learning_rate"], decay)))
         return moved, {"first_moment": results[1], "second_moment": results[2]}

@@ -35,8 +35,8 @@ Step: TypeAlias = "tuple[Value, dict[str, Value]]"
 class StepOptions(TypedDict, total=False):
     """The options that the constructor of an optimizer takes, and passes on to :class:`Optimizer`.
 
-    An estimator reads them; no rule sees them. Clipping and accumulation precede the update, the average follows it,
-    and factors and schedules scale its numbers.
+    The estimator applies these options; the ``update`` of an optimizer does not see them. Clipping and accumulation
+    precede the update, the average follows it, and factors and schedules scale its scalars.
     """
 
     max_grad_norm: float | None
@@ -49,7 +49,7 @@ class StepOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(StepOptions.__annotations__)
-"""Their names."""
+"""The names of the options."""
 
 VALID: Rules = {
     "max_grad_norm": (POSITIVE, None),
@@ -59,7 +59,7 @@ VALID: Rules = {
     "learning_rate_factors": (FACTORS, None),
     "weight_decay_factors": (FACTORS, None),
 }
-"""Their valid values; the schedule is checked where its name is looked up."""
+"""The valid values of the options; a schedule is checked when its name is resolved."""
 
 DOCUMENTED = """\
 max_grad_norm : float or None, default=None
@@ -90,7 +90,7 @@ weight_decay_factors : dict or None, default=None
 weight_decay_schedule : str or Schedule, default="constant"
     The schedule that ``weight_decay`` follows, step by step; the names of the estimators' ``learning_rate``.
 """
-"""Their entries in the docstring of an optimizer, in place of ``{options}``."""
+"""The entries of the options in an optimizer's docstring, which replace ``{options}``."""
 
 
 class BaseOptimizer(Component):
@@ -109,10 +109,10 @@ class BaseOptimizer(Component):
 
 
 def rule_of(optimizer: BaseOptimizer) -> BaseOptimizer:
-    """Return an optimizer without options: the rule that maps parameters, gradients and state to new ones."""
+    """Return a copy of the optimizer without options: only its rule for the new parameters and state."""
     rule = copy.copy(optimizer)
     for name in OPTIONS:
-        vars(rule).pop(name, None)  # the defaults are attributes of the class
+        vars(rule).pop(name, None)  # the class attributes hold the defaults
     return rule
 
 
@@ -199,7 +199,7 @@ class Optimizer(BaseOptimizer, ABC):
         resolve_schedule(self.weight_decay_schedule, "weight_decay_schedule")
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; one within a schedule that is given by name replaces the name by the object."""
+        """Set parameters; setting a parameter of a schedule that was given by name replaces the name by an object."""
         if missing := [name for name in OPTIONS if name in params and name not in self._own_names()]:
             raise InvalidParameterError(
                 f"{missing[0]} is an option of all optimizers, and the constructor of {type(self).__name__} does not "
@@ -287,7 +287,7 @@ _name_options(Optimizer)
 
 
 WEIGHT_DECAY = "weight_decay"
-"""The parameter of an optimizer, and the scalar that stands for it where a schedule changes it."""
+"""Name of the parameter, and of the scalar that replaces it if a schedule changes the weight decay."""
 
 
 class Decaying(Protocol):
@@ -305,6 +305,6 @@ def with_penalty(op: GraphBuilder, gradients: Value, parameters: Value, optimize
 
 def running_average(op: GraphBuilder, old: Value, x: Value, decay: float, gap: Any = None) -> Value:
     """Emit the new average ``decay * old + (1 - decay) * x``; ``gap`` is ``x - old`` where it is known."""
-    # Not β a + (1 - β) x, which costs the same: in float32, 0.999 and 0.001 do not add up to one.
+    # Do not compute β a + (1 - β) x, which costs the same: in float32, 0.999 and 0.001 do not add up to one.
     gap = op.Sub(x, old) if gap is None else gap
     return op.Add(old, op.Mul(gap, 1.0 - decay)) if decay >= 0.5 else op.Sub(x, op.Mul(gap, decay))

@@ -1,7 +1,7 @@
 """Update graphs: one step of an optimizer, proven safe to run in place; and the clipping of the gradients' norm.
 
-A new array overwrites the old one. This is correct only if nothing reads the old array after the new one is written;
-:func:`update_graph` proves it for every graph that it returns.
+The new parameters and state overwrite the old ones. This is correct only if no node reads an old array after the new
+one is written; :func:`update_graph` proves it for every graph that it returns.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def update_graph(
         )
     if emitted[1].keys() != slots.keys():
         raise ModelError(f"{author} must return new values of the state {sorted(slots)}, got {sorted(emitted[1])}.")
-    # An output of its own for each: an input of the graph, or a value returned twice, is copied. All copies come before
-    # the first check, which must see them as readers of the old arrays.
+    # Give each returned value an output of its own: copy a value that is an input of the graph or is returned twice.
+    # Make all copies before the first check, which must count them as readers of the old arrays.
     returned = [emitted[0], *emitted[1].values()]
     new = [value if value.producer() and returned.count(value) == 1 else op.Identity(value) for value in returned]
     for name, value in zip(("parameters", *emitted[1]), new, strict=True):
@@ -119,7 +119,7 @@ def update_graph(
             f"k.get('weight_decay', self.weight_decay) in place of self.weight_decay in update."
         )
     if rule.elementwise:
-        # Each element of the results may depend on the elements of the same index alone.
+        # Each element of the results may depend only on the elements at the same index.
         mixes = [node.op_type for node in op.graph if node.op_type not in _ELEMENTWISE]
         numbers = [value.const_value for value in op.graph.initializers.values()]
         if mixes or any(number is not None and number.size != 1 for number in numbers):
@@ -152,7 +152,7 @@ def update_rule(
 ) -> UpdateRule:
     """Return the rule whose step the update graph computes; the arguments are those of :func:`update_graph`."""
     fused = fused and dtype == ir.DataType.FLOAT and _belongs_to_rule(optimizer, "fused")
-    # Python's numbers in place of numpy scalars: one of float32 would make float32 of a step's scalars.
+    # Replace NumPy scalars by Python numbers: a float32 scalar would make the scalars of a step float32.
     if numbers := {name: x.item() for name, x in vars(optimizer).items() if isinstance(x, np.generic)}:
         optimizer = copy.copy(optimizer)
         vars(optimizer).update(numbers)
@@ -166,7 +166,7 @@ def moves_without_gradient(optimizer: UpdateRule) -> bool:
 
 
 def _belongs_to_rule(optimizer: UpdateRule, name: str) -> bool:
-    """Return True if the class that defines the update has the attribute: a subclass may override the rule alone."""
+    """Return True if the attribute belongs to the class that defines ``update``; a subclass may override only that."""
     rule = {"update", "slots", "scalars", name}
     return name in vars(next(c for c in type(optimizer).__mro__ if rule & vars(c).keys()))
 
@@ -191,7 +191,7 @@ class ScheduledDecay:
 
     def scalars(self, learning_rate: Any, t: Any, factor: Any = 1.0) -> dict[str, Any]:
         """Return the scalars of step ``t``."""
-        # The scalars may contain the weight decay, as those of AdamW do: compute them with that of the step.
+        # The scalars may depend on the weight decay, as in AdamW: compute them with the weight decay of the step.
         now = vars(self.optimizer)[WEIGHT_DECAY] = factor * self.weight_decay
         try:
             return {**self.optimizer.scalars(learning_rate, t), WEIGHT_DECAY: now}
@@ -204,7 +204,7 @@ class ScheduledDecay:
         return emitted
 
     def fused(self) -> None:
-        """Return None: the kernels are chosen before."""
+        """Return None, because fused kernels were chosen before the optimizer was wrapped."""
 
     def changes(self, used: set[str]) -> bool:
         """Return True if the factor changes any of the scalars that the graph uses."""
@@ -218,7 +218,7 @@ _ELEMENTWISE = frozenset(
     "Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Sum Tan Tanh Where Xor "
     "AdamOptimizer SGDOptimizer".split()
 )
-"""Operators whose result at an index depends on the operands at this index alone: they may write over an operand."""
+"""Operators whose result at an index depends only on the operands at that index, so it may overwrite an operand."""
 
 
 def _check_in_place(author: str, old: Value, new: Value) -> None:
@@ -237,7 +237,7 @@ def _check_in_place(author: str, old: Value, new: Value) -> None:
         )
 
 
-# The clipping of the gradients, which is no optimizer's: it precedes the update of all.
+# Clipping of the norm of all gradients, which precedes the update of any optimizer.
 
 
 def clip_graph(dtype: ir.DataType) -> ir.Model:
@@ -245,9 +245,10 @@ def clip_graph(dtype: ir.DataType) -> ir.Model:
 
     .. math:: g ← g \min(1, c / (‖g‖ + 10^{-6}))
 
-    Inputs ``gradients`` (P,) and ``max_norm`` c; outputs ``new_gradients`` (P,) and ``norm``, the norm before. As
-    ``torch.nn.utils.clip_grad_norm_``, but squares are summed in float64: in float32 the norm of 10M gradients is up to
-    0.8 % off, and one of 1e20 makes it infinite and all gradients zero. A norm that is not finite gives NaN throughout.
+    Inputs are ``gradients`` (P,) and ``max_norm`` c; outputs are ``new_gradients`` (P,) and ``norm``, the norm before
+    clipping. The formula is that of ``torch.nn.utils.clip_grad_norm_``, but squares are summed in float64: in float32
+    the norm of 10M gradients is up to 0.8 % off, and a gradient of 1e20 makes the norm infinite and all gradients zero.
+    A norm that is not finite makes all gradients NaN.
     """
     gradients, max_norm = ir.val("gradients", dtype, ("P",)), ir.val("max_norm", dtype, ())
     op = new_graph([gradients, max_norm], ir.DataType.DOUBLE, "clip")
@@ -262,5 +263,5 @@ def emit_clipped(op: GraphBuilder, gradients: Value, max_norm: Operand, dtype: i
     """Emit the clipped gradients, of type ``dtype``, and their norm in the type of the constants of ``op``."""
     norm = op.Sqrt(op.ReduceSumSquare(op.Cast(gradients, to=op.dtype), keepdims=False))
     ratio = op.Div(max_norm, op.Add(norm, 1e-6))
-    scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # inf - inf is NaN
+    scale = op.Add(op.Min(ratio, 1.0), op.Sub(norm, norm))  # norm - norm is 0, or NaN if the norm is not finite
     return op.Mul(gradients, op.Cast(scale, to=dtype)), norm

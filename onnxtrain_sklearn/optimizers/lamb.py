@@ -85,7 +85,7 @@ class LAMB(Optimizer):
         if self.weight_decay:
             u = op.Add(u, op.Mul(p, k.get(WEIGHT_DECAY, self.weight_decay)))
         norms = [op.Sqrt(op.ReduceSumSquare(x, keepdims=False)) for x in (p, u)]
-        # The inner Where divides by one where a norm is zero: no NaN or infinity arises that must then be dropped.
+        # The inner Where divides by one if a norm is zero, so that no NaN or infinity arises.
         both = op.Greater(op.Min(*norms), 0.0)
         ratio = op.Where(both, op.Div(norms[0], op.Where(both, norms[1], 1.0)), 1.0)
         new = op.Sub(p, op.Mul(u, op.Mul(ratio, k["learning_rate"])))

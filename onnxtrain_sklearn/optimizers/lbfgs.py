@@ -20,8 +20,8 @@ Objective: TypeAlias = "Callable[[np.ndarray], tuple[float, np.ndarray]]"
 class MinimizeResult:
     """Result of ``LBFGS.minimize``: the last iterate, of shape (P,), and its objective.
 
-    ``converged``: a tolerance was met; ``limited``: a limit was reached; else a line search failed. ``message`` is
-    SciPy's.
+    ``converged`` is True if a tolerance was met, ``limited`` if a limit was reached. If neither is, a line search
+    failed. ``message`` is SciPy's message.
     """
 
     vector: np.ndarray
@@ -93,7 +93,7 @@ class LBFGS(BaseOptimizer):
 
         def report(intermediate_result: scipy.optimize.OptimizeResult) -> None:
             if callback is not None and callback(intermediate_result.x, float(intermediate_result.fun)):
-                raise StopIteration  # by which SciPy lets a callback end the search
+                raise StopIteration  # tells SciPy to end the search
 
         x0: Any = np.asarray(start, np.float64)
         end = scipy.optimize.minimize(objective, x0, jac=True, method="L-BFGS-B", callback=report, options=options)

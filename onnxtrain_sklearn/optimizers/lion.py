@@ -53,7 +53,7 @@ class Lion(Optimizer):
         return {"momentum": Slot(p.shape)}
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        ahead = op.Sub(state["momentum"], g)  # the only reader of the old momentum
+        ahead = op.Sub(state["momentum"], g)  # the only node that reads the old momentum, which is overwritten
         direction = op.Sign(op.Add(g, op.Mul(ahead, self.beta_1)))
         direction = with_penalty(op, direction, p, self, k)
         momentum = op.Add(g, op.Mul(ahead, self.beta_2))

@@ -120,13 +120,13 @@ class Muon(Optimizer):
         return op.Sub(p, step), {"momentum": momentum}
 
     def _orthogonal(self, op: GraphBuilder, x: Value, *, transposed: bool) -> Value:
-        """Emit the steps of Newton and Schulz; the products are those of the shorter side."""
+        """Emit the Newton-Schulz iterations of ``x``; the Gram matrices have the size of the shorter side."""
         a, b, c = NEWTON_SCHULZ
         norm = op.Sqrt(op.ReduceSumSquare(x, keepdims=False))
         x = op.Div(x, op.Max(norm, float(self.epsilon)))
         x = op.Transpose(x, perm=[1, 0]) if transposed else x
         for _ in range(self.steps):
-            # Gemm: onnxruntime fuses a Transpose before a MatMul into an operator without a float64 kernel
+            # Use Gemm, because onnxruntime fuses a Transpose before a MatMul into an operator without float64 kernel.
             gram = op.Gemm(x, x, transB=1)
             polynomial = op.Add(op.Mul(gram, b), op.Mul(op.MatMul(gram, gram), c))
             x = op.Add(op.Mul(x, a), op.Gemm(polynomial, x))

@@ -74,7 +74,7 @@ class RMSprop(Optimizer):
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
         g = with_penalty(op, g, p, self, k)
         if self.centered:
-            # In float32 v - a² may fall below zero (in PyTorch too, and the step is NaN): update the variance itself.
+            # Update the variance itself: in float32 v - a² may fall below zero, where PyTorch's step is NaN.
             deviation = op.Sub(g, state["average"])
             average = running_average(op, state["average"], g, self.alpha, deviation)
             spread = op.Mul(op.Mul(deviation, deviation), self.alpha * (1.0 - self.alpha))

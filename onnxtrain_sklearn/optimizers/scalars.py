@@ -1,7 +1,8 @@
-"""The scalars of a step, as plain arithmetic that runs on floats in training and emits operators in exported graphs.
+"""The scalars of a step: arithmetic that computes floats in training, and emits operators in exported graphs.
 
-:meth:`~onnxtrain_sklearn.optimizers.Optimizer.scalars` states them once. Training calls it with floats. A training
-graph, which runs without Python, calls it with :class:`Scalar` objects, whose operators append nodes.
+:meth:`~onnxtrain_sklearn.optimizers.Optimizer.scalars` is the only statement of the arithmetic. Training calls it with
+floats. The export of training graphs, which run without Python, calls it with :class:`Scalar` objects, whose arithmetic
+emits nodes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Scalar:
     Parameters
     ----------
     op : GraphBuilder
-        The type of its constants is that of the number.
+        The builder that emits the nodes, with constants of the type of the number.
     value : onnx_ir.Value
         A scalar of that type.
     """
@@ -38,7 +39,8 @@ class Scalar:
 
     def emit(self, operator: str, *operands: Number) -> Scalar:
         """Return the result of an operator."""
-        values = [x.value if isinstance(x, Scalar) else float(x) for x in operands]  # Pow(2, t) would be an integer
+        # Convert Python's integers to floats: Pow(2, t) would be an integer.
+        values = [x.value if isinstance(x, Scalar) else float(x) for x in operands]
         return Scalar(self.op, self.op.emit(operator, *values)[0])
 
     def __add__(self, other: Number) -> Scalar:
@@ -135,7 +137,7 @@ def emit_scalars(
     *given : onnx_ir.Value
         Its arguments, scalars of the type of the constants.
     """
-    # A trial step on numbers of Python tells which scalars are integers; a Scalar does not know it of itself.
+    # Compute the scalars once with Python's numbers to find out which of them are integers.
     kinds = {name: isinstance(x, int) for name, x in scalars(0.001, 1, *(1.0 for _ in given[2:])).items()}
     try:
         found = scalars(*(Scalar(op, value) for value in given))
