@@ -185,7 +185,7 @@ class RowBlocks:
 
     @property
     def categorical_names(self) -> list[str]:
-        """Names of the columns of X that the source declares as categories, numbers among them."""
+        """Names of the columns of X that the source declares as categorical, including columns of numbers."""
         opened = self._open()
         return [name for name in opened.features if name in opened.categorical]
 
@@ -207,7 +207,7 @@ class RowBlocks:
         return self._targets(self._table(i, _target_columns(self)), i)
 
     def reader(self, i: int) -> Callable[[], tuple[Any, Any, Any]]:
-        """Return a function that reads a block as :meth:`block` does, in this process or in one that sees the files."""
+        """Return a function that reads a block like :meth:`block`, also in another process that can open the files."""
         opened = self._open()
         if opened.remove is not None:
             raise ValueError(
@@ -248,7 +248,7 @@ def is_source(X: Any, y: Any = None) -> bool:
     if isinstance(X, (str, os.PathLike)):
         return True
     named = isinstance(y, str) or (isinstance(y, Mapping) and all(isinstance(one, str) for one in y.values()))
-    if isinstance(X, (list, tuple)):  # strings may be documents instead of paths
+    if isinstance(X, (list, tuple)):  # a list of strings may hold documents instead of paths
         return bool(X) and all(
             isinstance(one, os.PathLike) or (isinstance(one, str) and (named or Path(one).suffix.lower() in FORMATS))
             for one in X
@@ -267,7 +267,7 @@ def is_source(X: Any, y: Any = None) -> bool:
 
 def holds_blocks(X: Any) -> bool:
     """Return True if X is a table in blocks: an object with ``block(i)``."""
-    # A data frame may have a column ``block``, which is not callable; a delayed object of Dask answers to every name.
+    # A data frame may have a column ``block``, which is not callable. A delayed object of Dask has every attribute.
     return callable(getattr(X, "block", None)) and not hasattr(type(X), "__dask_graph__")
 
 
@@ -295,7 +295,7 @@ class _BlockReader:
 class _Opened(NamedTuple):
     """The blocks of a source, the names of its features, and the function that removes its copy, if there is one.
 
-    ``categorical`` are the names of columns that are declared as categories, of any type.
+    ``categorical`` holds the names of the columns that are declared as categorical, of any type.
     """
 
     blocks: list[_Block]
@@ -308,7 +308,7 @@ def _opened(rows: RowBlocks) -> _Opened:
     dataset, fragments = _dataset(rows.source)
     size, target_columns = rows.buffer_rows // LEAST_BLOCKS, _target_columns(rows)
     if fragments and _is_parquet(dataset):
-        stamps = _stamps(dataset, fragments)  # before their footers are read
+        stamps = _stamps(dataset, fragments)  # before the footers of the files are read
         schema, features = _schema(dataset, fragments, rows.columns, target_columns)
         groups = _row_groups(fragments)
         if groups and max(one.row_groups[0].num_rows for one in groups) <= size:
@@ -323,7 +323,7 @@ def _opened(rows: RowBlocks) -> _Opened:
 
 
 def _dataset(source: Any) -> tuple[Any, list[Any]]:
-    """Return the source, for paths a data set of pyarrow, and its files; a source without files is read as a whole."""
+    """Return a pyarrow data set for paths, or the source itself, and its files; [] if it is read as a whole."""
     try:
         import pyarrow.dataset as ds
     except ModuleNotFoundError as error:
@@ -337,7 +337,7 @@ def _dataset(source: Any) -> tuple[Any, list[Any]]:
         return dataset, []
     try:
         return dataset, list(dataset.get_fragments())
-    except ValueError:  # a data set with a filter keeps it only where it is scanned as a whole
+    except ValueError:  # a data set with a filter, which applies only if the data set is scanned as a whole
         return dataset, []
 
 
@@ -372,7 +372,7 @@ def pieces(
     import pyarrow as pa
 
     if isinstance(source, RowBlocks):
-        if columns is None or source._opened is not None:  # a copy that is there already
+        if columns is None or source._opened is not None:  # the source may have been copied already: use the copy
             columns = source.feature_names if columns is None else columns
             known = [*source.feature_names, *_target_columns(source)]
             needed = [*_features(known, columns, target_columns), *target_columns]
@@ -412,7 +412,7 @@ def pieces(
 
 
 def _read_batches(batches: Iterator[Any], place: str, path: str, stamp: tuple[int, int] | None) -> Iterator[Any]:
-    """Yield batches of a file; an error of pyarrow names the place."""
+    """Yield batches of a file; add ``place`` to an error of pyarrow."""
     import pyarrow as pa
 
     while True:
@@ -445,9 +445,9 @@ def _named_batches(batches: Iterator[Any], description: str) -> Iterator[Any]:
 
 
 def _row_group_batches(group: Any, schema: Any, size: int) -> Iterator[Any]:
-    """Yield the rows of a row group in batches, without dictionaries.
+    """Yield the rows of a row group in batches, with categories as plain values.
 
-    A scan of the data set would decode the whole group first: 1 M rows of 30 columns take 820 MB that way, 130 MB here.
+    A scan of the data set would decode the whole group first: 1M rows of 30 columns would take 820 MB instead of 130.
     """
     import pyarrow as pa
     import pyarrow.dataset as ds
@@ -517,7 +517,7 @@ def _require_different_names(file: str, kinds: Sequence[str]) -> None:
 
 
 def _format(kinds: Sequence[str]) -> Any:
-    """Return the format of files with these endings, of which all have the same format."""
+    """Return pyarrow's format for files with these endings, which all stand for the same format."""
     import pyarrow.csv as csv
     import pyarrow.dataset as ds
 
@@ -527,12 +527,12 @@ def _format(kinds: Sequence[str]) -> Any:
 
 
 def _row_groups(fragments: Iterable[Any]) -> list[Any]:
-    """Return the row groups of Parquet files that have rows."""
+    """Return the nonempty row groups of Parquet files."""
     return [piece for one in fragments for piece in one.split_by_row_group() if piece.row_groups[0].num_rows]
 
 
 def _stamps(dataset: Any, fragments: list[Any]) -> dict[str, tuple[int, int]]:
-    """Return size and time of change of each local file. Remote files are left out: each check would be a request."""
+    """Return the stamp of each local file, its size and time of change; remote files would cost a request each."""
     import pyarrow.fs as fs
 
     if not isinstance(dataset.filesystem, fs.LocalFileSystem):
@@ -546,10 +546,10 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _reader(piece: Any, schema: Any, stamp: tuple[int, int] | None) -> Callable[[list[str]], Any]:
-    """Return a function that reads a row group, and raises if its file was changed since it had this stamp.
+    """Return a function that reads a row group, and raises if its file no longer has this ``stamp``.
 
-    The places of row groups are known from the footer. In a changed file other bytes lie there: reading them mostly
-    fails, but sometimes gives wrong rows.
+    The offsets of row groups come from the file's footer. If the file has changed, other bytes are at these offsets.
+    Reading them usually fails, but sometimes it gives wrong rows.
     """
 
     def read(names: list[str]) -> Any:
@@ -561,7 +561,7 @@ def _reader(piece: Any, schema: Any, stamp: tuple[int, int] | None) -> Callable[
 
 @contextmanager
 def _unchanged(path: str, stamp: tuple[int, int] | None) -> Iterator[None]:
-    """At the end of the ``with`` statement raise, in place of any other error, if the file has another stamp now."""
+    """Raise at the end of the ``with`` block, instead of any other error, if the file no longer has this ``stamp``."""
     import pyarrow as pa
 
     error: Exception | None = None
@@ -578,7 +578,7 @@ def _unchanged(path: str, stamp: tuple[int, int] | None) -> Iterator[None]:
         raise error
 
 
-# By default pyarrow reads 16 batches ahead, of up to 131,072 rows each, and 4 files.
+# Limit reading ahead: by default pyarrow reads 16 batches ahead, of up to 131,072 rows each, and 4 files.
 READ_AHEAD: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
 
 
@@ -615,7 +615,7 @@ def _batches(source: Any, size: int, columns: Sequence[str] | None, target_colum
         )
 
 
-# The columns: which are read, and of what type.
+# The columns that are read, and their types.
 
 
 def _schema(
@@ -626,7 +626,7 @@ def _schema(
 
     features = _features(dataset.schema.names, columns, target_columns)
     needed = [*features, *target_columns]
-    folders = set(dataset.schema.names)  # also columns in the names of folders
+    folders = set(dataset.schema.names)  # including columns that come from the names of folders
     types: dict[str, Any] = {}
     for fragment in fragments:
         try:
@@ -657,7 +657,7 @@ def _schema(
 
 
 def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any:
-    """Return the type that holds the values of both; int64 beside float64 is float64 if that loses nothing."""
+    """Return a type that holds a column's values in both files; int64 and float64 give float64 if that is exact."""
     import pyarrow as pa
 
     kinds = (one[0], other[0])
@@ -677,16 +677,16 @@ def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any
 
 
 def readable(table: Any, place: str) -> Any:
-    """Return a table of Arrow with decimals as the nearest float64; raise for columns that nothing trains on.
+    """Return an Arrow table with decimals converted to the nearest float64; raise for columns of unsupported types.
 
-    Numbers, truth values, texts, categories of these, and lists for an input of several numbers stay as they are.
+    Numbers, Booleans, texts, categories of these, and lists (for an input of several numbers) stay unchanged.
     """
     import pyarrow as pa
     import pyarrow.types as types
 
     for i, field in enumerate(table.schema):
         kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-        if types.is_temporal(kind):  # NumPy would make a number of nanoseconds of it
+        if types.is_temporal(kind):  # NumPy would convert times to numbers of nanoseconds
             raise TypeError(
                 f"{place}: column {field.name!r} holds times ({kind}); give numbers made of them, such as days since a "
                 f"date, or leave it out."
@@ -696,7 +696,7 @@ def readable(table: Any, place: str) -> Any:
                 f"{place}: column {field.name!r} holds {kind}; make columns of numbers or texts of it, or leave it out."
             )
         if types.is_decimal(kind):
-            # By way of text: Arrow's own conversion is a bit off the nearest float64 in up to a quarter of all numbers.
+            # Convert by way of text: Arrow's own conversion misses the nearest float64 for up to a quarter of numbers.
             numbers = table.column(i).cast(kind).cast(pa.string()).cast(pa.float64())
             table = table.set_column(i, field.with_type(pa.float64()), numbers)
     return table
@@ -738,7 +738,7 @@ def _are_names(values: Iterable[object]) -> bool:
 
 
 def names_of(columns: Any) -> list[str]:
-    """Return the names of the columns of targets or weights, of all outputs, each once."""
+    """Return the names of the target or weight columns of all outputs, without repetitions."""
     if columns is None or isinstance(columns, str):
         return [] if columns is None else [columns]
     each = columns.values() if isinstance(columns, Mapping) else columns
@@ -763,7 +763,7 @@ def _features(known: Sequence[str], columns: Sequence[str] | None, target_column
         raise ValueError(f"The source has several columns of each of the names {repeated}. Give them different names.")
     if columns is not None:
         return list(columns)
-    # pandas writes an index without a name, such as that of filtered rows, as a column of this name: it is no feature.
+    # An index without name, such as pandas writes for filtered rows, has this column name; it is no feature.
     features = [name for name in known if name not in target_columns and not name.startswith("__index_level_")]
     if not features:
         raise ValueError(f"The source has no column of features beside {target_columns}.")
@@ -809,7 +809,7 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
                     counts.append(count)
                 writer.close()
     except BaseException:
-        with suppress(pa.ArrowException, OSError):  # closing writes the footer, for which a full disk has no place
+        with suppress(pa.ArrowException, OSError):  # closing writes the footer, which fails on a full disk
             if writer is not None:
                 writer.close()
         remove()
@@ -830,18 +830,18 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
 
 
 MARK = {b"onnxtrain_sklearn": b"categories"}
-"""Metadata of a column whose type was that of categories."""
+"""Metadata that marks, in the copy, a column that was categorical in the source."""
 
 
 def _declared(schema: Any) -> frozenset[str]:
-    """Return the names of columns whose type is, or was, that of categories."""
+    """Return the names of the columns that are categorical, or were so in the source."""
     import pyarrow as pa
 
     return frozenset(one.name for one in schema if pa.types.is_dictionary(one.type) or one.metadata == MARK)
 
 
 def _without_dictionaries(batch: Any) -> Any:
-    """Replace categories by their values: each batch here may have a dictionary of its own, files have one for all."""
+    """Replace categories by their values, because each batch may have its own dictionary, and a file has only one."""
     import pyarrow as pa
 
     columns, fields = [], []
@@ -867,9 +867,9 @@ def _writing(folder: str, source: str) -> Iterator[None]:
 
 
 def targets_in(table: Any, target: Target, sample_weight: WeightColumns, place: str) -> tuple[Any, Any]:
-    """Return the targets and the weights in a table of Arrow; dicts of them by output if the columns are named so.
+    """Return the targets and the weights in an Arrow table; dicts by output if ``target`` and ``sample_weight`` are.
 
-    The targets of an output may be missing where its weight is zero.
+    The target of an output may be missing in rows whose weight for the output is zero.
     """
     weights: Any = None
     if isinstance(sample_weight, Mapping):
@@ -901,10 +901,10 @@ def _weights(table: Any, name: str, place: str) -> np.ndarray:
 
 
 def _values(column: Any, name: str, place: str, read: np.ndarray | None = None) -> np.ndarray:
-    """Return targets or weights as an array; texts, and categories, as objects.
+    """Return a column of targets or weights as an array; texts and categories become Python objects.
 
-    Raise for missing values in the rows to ``read`` (None: all); those of the others become zeros or empty texts, so
-    that numbers keep their type.
+    Raise for missing values in the rows to ``read`` (None: all rows). In other rows, missing values become zeros or
+    empty texts, so that numbers keep their type.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -920,7 +920,7 @@ def _values(column: Any, name: str, place: str, read: np.ndarray | None = None) 
         missing = np.asarray(pc.is_null(column, nan_is_null=True))
         if read is None or missing[read].any():
             raise ValueError(f"{place}: column {name!r} has missing values. Leave such rows out.")
-        if pa.types.is_null(column.type):  # no value in the whole file
+        if pa.types.is_null(column.type):  # the whole file has no value in this column
             column = column.cast(pa.float64())
         filler: Any = "" if "string" in str(column.type) else False if pa.types.is_boolean(column.type) else 0
         column = pc.if_else(pa.array(missing), pa.scalar(filler, column.type), column)
@@ -928,7 +928,7 @@ def _values(column: Any, name: str, place: str, read: np.ndarray | None = None) 
 
 
 def _description(source: Any) -> str:
-    """Return a short name of a source for messages; the representation of a relation or a table holds rows."""
+    """Return a short description of a source for messages, because the repr of a relation or a table holds rows."""
     if isinstance(source, (str, os.PathLike)):
         return repr(os.fspath(source))
     if isinstance(source, (list, tuple)):
