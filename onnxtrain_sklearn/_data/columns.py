@@ -214,8 +214,9 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(
-            f"The inputs in X must have the same number of rows, got {lengths}: their first axis is that of the rows. "
-            f"What is the same for all rows is no row of X: give it to model=GraphModel(..., constant_inputs={{...}})."
+            f"The inputs in X must have the same number of rows, got {lengths}: the first axis of each input is that "
+            f"of the rows. An input that is the same for all rows belongs in the model, not in X: "
+            f"model=GraphModel(..., constant_inputs={{...}})."
         )
     return columns
 

@@ -362,7 +362,7 @@ def warn_of_texts(
     elif not has_codes and (examples := _numbers_among(different)):
         warn(
             f"Column {name!r} holds numbers as texts, which are trained on as categories: {examples}. Make numbers of "
-            f"them, missing ones of texts that are none, or {remedy}, unless they are codes."
+            f"them, and missing values of the other texts, or {remedy}, unless they are codes."
         )
     elif len(different) > max(MANY_CATEGORIES, n_rows // 2):
         warn(

@@ -166,9 +166,9 @@ def warn_of_lost_class_weights(estimator: Estimator) -> None:
     given = {type(part).__name__ for _, part in walk(record.last) if _weighs_classes(part)}
     if given and not _own_class_weight(record.last)[1]:
         warn(
-            f"The class weights of {min(given)} within this {record.last_name} are not taken over, because they weigh "
-            f"the classes of problems of its own. All classes weigh the same; set class_weight, 'balanced' or a dict "
-            f"by label, to weigh them, or {{}} to leave them equal without this warning.",
+            f"The class weights of {min(given)} within this {record.last_name} are not taken over: they are for the "
+            f"classes of its inner problems, not for the labels of the model. All classes weigh the same. Set "
+            f"class_weight to 'balanced' or to a dict by label to weigh them, or to {{}} to silence this warning.",
             UserWarning,
         )
 

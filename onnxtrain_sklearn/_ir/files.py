@@ -52,9 +52,9 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
     if isinstance(model, onnx.ModelProto | bytes):
         location = _place(external[0]).get("location", "")
         raise ModelError(
-            f"The weight {external[0].name!r} is kept in the file {location!r} beside the model's file, and "
-            f"{source(model)} cannot tell in which folder that is. Give the path of the model's file as model, or what "
-            f"onnx.load(path) returns, without load_external_data=False."
+            f"The weight {external[0].name!r} is kept in the file {location!r} beside the model's file, but "
+            f"{source(model)} does not say in which folder. Give the path of the model's file as model, or the result "
+            f"of onnx.load(path), without load_external_data=False."
         )
     folder = os.path.dirname(os.path.abspath(os.fspath(model)))
     _require_readable(external, folder)

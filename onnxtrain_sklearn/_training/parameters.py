@@ -359,14 +359,14 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
     for name in named:
         if name in graph.statistics:
             raise ValueError(
-                f"trainable names {name!r}, a running statistic of a normalization, which batches move and no gradient "
-                f"does. Name its scale and bias; GraphModel(..., training_mode=True) trains with the statistics of "
-                f"minibatches."
+                f"trainable names {name!r}, a running statistic of a normalization layer. It has no gradient: it is "
+                f"averaged over minibatches if GraphModel(..., training_mode=True) is set. Name the scale and bias of "
+                f"the layer instead."
             )
         if name not in initializers or TRAINED_TYPES[initializers[name].dtype] != graph.dtype:
             raise ValueError(
-                f"trainable={name!r} names a constant that cannot be trained ({graph.constants[name]}): it must be an "
-                f"initializer of type {graph.dtype}, as the parameters are. Store it as one to train it."
+                f"trainable={name!r} names a constant that cannot be trained ({graph.constants[name]}). Store it "
+                f"in the file as an initializer of type {graph.dtype}, the type of the parameters, to train it."
             )
     if named:
         roles = {**graph.roles, **dict.fromkeys(named, "named in trainable")}
@@ -398,7 +398,7 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
         narrow = ", ".join(f"{name!r} ({initializers[name].dtype})" for name in graph.narrow[:3])
         raise ModelError(
             f"The graph has {len(graph.narrow)} weight(s) of types that are not trained: {narrow}. Export the model "
-            f"in float32, or name the float32 parameters to train in trainable: the others stay as they are."
+            f"in float32, or set trainable to the float32 parameters to train; the other weights then stay unchanged."
         )
     _warn_of_missed_matrices(graph, trainable, names)
     return graph, names

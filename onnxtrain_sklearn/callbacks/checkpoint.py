@@ -249,7 +249,7 @@ def read_state(path: Path) -> State | None:
     if TEXT not in arrays:
         raise damaged(path, "it holds no state")
     if stored.tobytes() != _checksum(arrays):
-        raise damaged(path, "its checksum is another one")
+        raise damaged(path, "its checksum does not match its content")
     try:
         state = from_text(json.loads(arrays[TEXT].tobytes()), arrays)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
