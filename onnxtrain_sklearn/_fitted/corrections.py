@@ -144,7 +144,7 @@ def refuse_untrainable(record: ModelRecord) -> None:
     last = record.last
     if not (record.gives_labels or record.task == "regression"):
         other = ", but transforms rows" if hasattr(record.estimator, "transform") else ""
-        if record.task == "clustering" or record.has_probabilities:  # mixture models
+        if record.task == "clustering" or record.has_probabilities:  # mixture models have probabilities
             other = ", but clusters"
         raise ModelError(
             f"A fitted {record.name} predicts neither numbers nor classes{other}. Give a regressor, a classifier, a "

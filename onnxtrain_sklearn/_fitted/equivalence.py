@@ -125,7 +125,7 @@ def _refuse_conversion(record: ModelRecord, what: str, method: str, distance: fl
 
 
 def margins(record: ModelRecord, rows: MatrixLike, scores: np.ndarray) -> np.ndarray:
-    """Return the margin of each row to another label; ``scores`` are probabilities, or the decision function."""
+    """Return how near each row is to a decision boundary, in ``scores``: probabilities, or the decision function."""
     scores, model, threshold = scores.reshape(len(scores), -1), record.estimator, record.threshold
     if threshold is not None:
         if threshold.of_probabilities:
@@ -156,7 +156,7 @@ def before_last(model: Estimator, rows: MatrixLike) -> tuple[Any, Any]:
 
 
 def margins_of_labels(record: ModelRecord, rows: MatrixLike, scores: np.ndarray, method: str) -> np.ndarray:
-    """Return the margin of each label of each row; ``scores`` are the results of ``method`` for all labels."""
+    """Return how near each label of each row is to its decision boundary; ``scores`` are those of ``method``."""
     outputs = record.outputs or ()
     if scores.shape[1] == len(outputs):
         parts = list((scores - (0.5 if method == "predict_proba" else 0.0)).T[:, :, None])

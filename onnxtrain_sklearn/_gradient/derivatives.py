@@ -419,7 +419,7 @@ class _Task:
         self.model = from_proto(self._proto)
         graph = self.model.graph
         onnx_ir.passes.common.RemoveInitializersFromInputsPass()(self.model)
-        self.model.ir_version = max(4, self.model.ir_version)  # before, every initializer had to be an input
+        self.model.ir_version = max(4, self.model.ir_version)  # before version 4, every initializer had to be an input
         self._outputs = [v.name or "" for v in graph.outputs]
 
         # Find the values that ``wrt`` and ``of`` name.

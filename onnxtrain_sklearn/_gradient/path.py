@@ -83,7 +83,7 @@ def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
 # --- Gradients that are right but cannot be differentiated again ---
 
 _ONCE = "gradient_without_derivative"
-"""Prefix of the names of nodes of such a gradient. Names mark these nodes because a saved graph keeps its names."""
+"""Prefix of the names of nodes whose gradient has no derivative. Names mark them because a saved graph keeps names."""
 
 
 def forbid_derivative(value: ir.Value, taken: Names) -> ir.Value:

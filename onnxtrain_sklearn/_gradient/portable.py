@@ -252,7 +252,7 @@ def factor_out_columns(graph: ir.Graph, own: Collection[ir.Node]) -> None:
 
 
 def _factor_out(op: GraphBuilder, node: ir.Node, own: Collection[ir.Node]) -> bool:
-    """Replace a sum or difference of two products that share a column; return True if it is one."""
+    """Replace ``node`` if it is a sum or difference of two products that share a column; return True if it is."""
     first, second = (_terms(value, own, node) for value in node.inputs)
     for one, other in product(first, second):
         minus, minus_other = one.negative, other.negative != (node.op_type == "Sub")

@@ -95,7 +95,7 @@ class Reverse:
         return value
 
     def has(self, index: int) -> bool:
-        """Return True if an optional input is given."""
+        """Return True if the node has the optional input ``index``."""
         return operand(self.node, index) is not None
 
     def attribute(self, name: str, default: object) -> Any:

@@ -55,7 +55,7 @@ def read_constant_states(model: ir.Model) -> bool:
     return found
 
 
-# Unrolling of Loops and Scans with a known number of iterations, for consumers without subgraphs.
+# Unrolling of Loops and Scans with a known number of iterations, for code that cannot handle subgraphs.
 #
 # Each iteration becomes nodes of the outer graph. A Loop that may end early computes all its iterations, and iterations
 # after its end keep the states unchanged. A Loop or Scan cannot be unrolled, and stays, if its number of iterations is

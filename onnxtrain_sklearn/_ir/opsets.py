@@ -528,7 +528,7 @@ def _aligned(node: onnx.NodeProto, ranks: dict[str, int]) -> list[onnx.NodeProto
 def _over_elements(
     graph: onnx.GraphProto, node: onnx.NodeProto, ranks: dict[str, int], uses: Counter[str], opset: int
 ) -> list[onnx.NodeProto]:
-    """Return nodes that normalize rows as vectors, each element of which has statistics of its own."""
+    """Return nodes for a BatchNormalization of ``spatial=0``, which normalizes each element by its own statistics."""
     held = {tensor.name: tensor for tensor in graph.initializer}
     rank, own = ranks.get(node.input[0]), [held.get(name) for name in node.input[1:5]]
     shared = [i for i, tensor in enumerate(own, 1) if tensor is None or uses[tensor.name] > 1]

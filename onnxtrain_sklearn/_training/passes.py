@@ -56,7 +56,7 @@ class PassGraph:
         statistics: Mapping[str, Array],
         threads: int = 1,
     ) -> Binding:
-        """Bind the graph.
+        """Bind the inputs and outputs of the graph to arrays; return the binding.
 
         ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
         of each running statistic. ``inputs`` may name inputs that the graph does not have; they are ignored.

@@ -328,7 +328,7 @@ class TaskContext:
         return child
 
     def call(self, hook: str, estimator: object, values: Values) -> bool:
-        """Call a hook of all callbacks with the values that each requests; return True if one of them did."""
+        """Call a hook of all callbacks with the values that each requests; return True if one of them returned True."""
         known: dict[str, object] = {}
         ends = False
         for callback in self._callbacks:  # all of them, even after one has returned True

@@ -212,7 +212,7 @@ def _require_finite(state: State, file: Path) -> None:
 
 
 ARRAY, TEXT, CHECKSUM = "array of the file", "state", "sha256"
-"""The key of a dict that stands for an array, and the entries of the archive with the text and the checksum."""
+"""The key of a dict that refers to an array in the text, and the archive's entries with text and checksum."""
 
 
 def write_state(path: Path, state: State) -> None:

@@ -67,7 +67,7 @@ def _by_class(s: Source, one: Estimator) -> ir.Value:
         return op.Concat(op.Sub(1.0, p), p, axis=1)
     places = np.searchsorted(one.classes, one.estimator.classes_)
     columns: list[ir.Value | None] = [None] * classes
-    for i, (place, calibrator) in enumerate(zip(places, one.calibrators, strict=False)):  # as scikit-learn pairs them
+    for i, (place, calibrator) in enumerate(zip(places, one.calibrators, strict=False)):  # paired as in scikit-learn
         columns[place] = _calibrated_column(s, calibrator, op.Gather(given, np.array([i]), axis=1))
     none = op.Mul(op.Gather(given, np.array([0]), axis=1), 0.0)
     joined = op.Concat(*(none if column is None else column for column in columns), axis=1)

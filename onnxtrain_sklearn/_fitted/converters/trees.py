@@ -316,7 +316,7 @@ def _by_stage(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray], targets
     return leaves_of_targets(ends, weights, [i % targets for i in range(len(ends))], targets)
 
 
-# Trees over histograms
+# Converters of histogram gradient boosting
 
 
 def _histogram_regressor(s: Source) -> Sequence[ir.Value]:
