@@ -6,10 +6,12 @@ import pickle
 
 import numpy as np
 import onnxruntime
+import pandas as pd
 import pytest
 import scipy.optimize
 import scipy.special
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
 
 from onnxtrain_sklearn import (
@@ -19,8 +21,9 @@ from onnxtrain_sklearn import (
     OrtGradientClassifier,
     OrtGradientMultiOutput,
     OrtGradientRegressor,
+    RowBlocks,
 )
-from onnxtrain_sklearn.losses import LOSSES, GaussianNLL, LaplaceNLL, Quantiles
+from onnxtrain_sklearn.losses import LOSSES, GaussianNLL, LaplaceNLL, LogLoss, Quantiles
 from tests.helpers.environment import each_engine
 from tests.helpers.training_graphs import SETTINGS, goes_on
 
@@ -236,6 +239,26 @@ def test_training_graphs_go_on_as_the_estimator(name, tmp_path):
     classifies = name == "ordinal"
     kind = OrtGradientClassifier if classifies else OrtGradientRegressor
     goes_on(kind(MLP((4,)), loss=name, **SETTINGS), X, STARS if classifies else 5e3 + 1e2 * X[:, 0], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gaussian_nll", "ordinal"])
+def test_tables_read_in_blocks_train_as_rows_in_memory(name, tmp_path):
+    pytest.importorskip("pyarrow")
+    rows = RNG.normal(size=(2000, 2))
+    table = pd.DataFrame(rows, columns=["a", "b"])
+    numbers = 5e3 + 1e2 * rows[:, 0] + 10 * RNG.normal(size=2000)
+    table["y"] = np.clip(np.round(rows[:, 0]), -1, 2).astype(int) if name == "ordinal" else numbers
+    table.to_parquet(tmp_path / "table.parquet", row_group_size=250)
+    kind = OrtGradientClassifier if name == "ordinal" else OrtGradientRegressor
+    net = kind(Linear(), loss=name, max_iter=20, learning_rate_init=0.05, batch_size=50, random_state=0)
+    whole = clone(net).fit(table[["a", "b"]], table["y"])
+    blocks = clone(net).fit(RowBlocks(tmp_path / "table.parquet", "y", buffer_rows=600))
+    assert_allclose(blocks.loss_, whole.loss_, atol=0.03)
+    assert blocks.score(table[["a", "b"]], table["y"]) > 0.95
+    if name == "ordinal":
+        soft = clone(net).set_params(loss=LogLoss(targets="counts"))
+        with pytest.raises(ValueError, match="not on soft labels"):
+            soft.fit(RowBlocks(tmp_path / "table.parquet", ["a", "b"], buffer_rows=600))
 
 
 def test_dice_loss_is_that_of_the_probabilities():
