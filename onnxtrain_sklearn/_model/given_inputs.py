@@ -63,7 +63,8 @@ def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes) ->
                     f"constant_inputs[{name!r}]: axis {axis} of this input is {symbol!r}, the axis of the rows of "
                     f"{rows[symbol]!r}. Its size depends on the rows of a call, so it is no constant: give a row for "
                     f"each sample in X, with model=GraphModel(..., batch_axis={{{name!r}: {axis}}}) if rows are not on "
-                    f"its first axis."
+                    f"its first axis. The nodes of a single graph are no rows: let whole graphs be rows, with nodes as "
+                    f"(N, nodes, features)."
                 )
             if symbol and sizes.setdefault(symbol, (size, name))[0] != size:
                 first, other = sizes[symbol]
