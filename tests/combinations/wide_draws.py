@@ -125,6 +125,7 @@ class WideDraw:
             **OrtGradientRegressor().get_params(),
             **OrtGradientClassifier(optimizer=AdamW()).get_params(),
             "tol": -np.inf,
+            "alpha": 0.0,  # without the penalty that depends on the rows and on the scale of whole weights
         }
         return any(self.parameters.get(name, default[name]) != default[name] for name in names)
 
