@@ -79,6 +79,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--learning-rate", type=float, default=0.003)
+    parser.add_argument(
+        "--rate-factor", type=float, default=1.0, help="learning rate of the cluster over the local one"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--picture", help="file of the picture of rounds")
     parser.add_argument("--threads", action="store_true", help="workers are threads of this process")
@@ -108,7 +111,8 @@ def main() -> None:
                 averaging = LocalSGD(
                     given.sync_every, n_shards=given.shards, outer_learning_rate=rate, outer_momentum=momentum
                 )
-                found = DaskOrtGradientClassifier(MLP((64,)), client=client, averaging=averaging, **settings).fit(*rows)
+                found = DaskOrtGradientClassifier(MLP((64,)), client=client, averaging=averaging, **settings)
+                found.set_params(learning_rate_init=given.learning_rate * given.rate_factor).fit(*rows)
                 scores[name] = found.to_local().score(X_test, y_test)
             took = float(np.mean([row["seconds"] for row in found.history_[1:]]))
             step = seconds * 200 / given.rows
