@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -385,7 +386,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
     def _output_task(self) -> OutputTask:
         given: Any = resolve_graph_model(self.model)
-        weights = None if self.class_weight == {} else self.class_weight  # {}: all classes weigh the same
+        is_empty = isinstance(self.class_weight, Mapping) and not self.class_weight  # all classes weigh the same
+        weights = None if is_empty else self.class_weight
         other = isinstance(self.finetune, FineTuner) and self.finetune.new_head  # a head for other classes
         if self.class_weight is None and is_estimator(given.graph) and not other:
             from .._fitted.objective import class_weight_of  # imports a third of scikit-learn
