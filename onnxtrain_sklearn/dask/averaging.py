@@ -46,9 +46,9 @@ class LocalSGD(Component):
     More shards take less time and more epochs. With a million rows of seven classes, 8 shards, 50 steps between
     averages and 12 epochs, the default outer optimizer reaches the accuracy of one machine plus 0.0035, and a plain
     mean that of one machine less 0.003 (means of three seeds, ``benchmarks/cluster.py``). With 4 epochs and a third of
-    the learning rate, 0.001, both are behind, by 0.021 and 0.031, because a shard takes an eighth of the steps. Multiply
-    the learning rate of one machine by the number of shards, up to about 0.01: at 0.008, the default is ahead by 0.0003
-    (means of five seeds).
+    the learning rate, 0.001, both are behind, by 0.021 and 0.031, because a shard takes an eighth of the steps.
+    Multiply the learning rate of one machine by the number of shards, up to about 0.01: at 0.008, the default is ahead
+    by 0.0003 (means of five seeds).
 
     References
     ----------
