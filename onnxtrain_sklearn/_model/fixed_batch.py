@@ -319,6 +319,8 @@ class _Freeing:
         if self.batch == 1:
             return value
         array = constant(value)
+        if array is None and not _repeats(value, axis):
+            return None
         if array is not None and not (np.take(array, [0], axis) == array).all():
             return None
         if array is not None and value.is_initializer() and len(value.uses()) == 1:  # perhaps a weight
@@ -335,6 +337,20 @@ class _Freeing:
         rank = len(dims(value) or ())
         shape = self._sizes(rows, axis_of_rows, [1] * axis, [1] * (rank - axis - 1))
         node.replace_input_with(index, self._emitted(self._op.Expand(row, shape)))
+
+
+def _repeats(value: ir.Value, axis: int) -> bool:
+    """Return True if a computed value is certain to be the same all along an axis."""
+    node = value.producer()
+    if node is None or node.domain:
+        return False
+    if node.op_type in ("Identity", "Cast"):
+        return node.inputs[0] is not None and _repeats(node.inputs[0], axis)
+    if node.op_type == "Expand":
+        sizes, rank = dims(node.inputs[0]), len(dims(value) or ())
+        own = axis - rank + len(sizes or ())
+        return sizes is not None and (own < 0 or sizes[own] == 1)
+    return node.op_type == "ConstantOfShape"
 
 
 def _require_batch_first(value: ir.Value, inputs: Iterable[ir.Value]) -> None:

@@ -91,7 +91,7 @@ class GraphModel(Component):
     ... { last = Squeeze(state, axis)  sum = Add(signal, last)  scaled = Mul(sum, rate)  y = MatMul(scaled, W) }''')
     >>> model = GraphModel(graph, constant_inputs={"rate": 0.5}, batch_axis={"state": 1})
     >>> X = {"signal": np.ones((5, 4)), "state": np.ones((5, 1, 4))}
-    >>> regressor = OrtGradientRegressor(model, max_iter=1).fit(X, np.zeros(5))
+    >>> regressor = OrtGradientRegressor(model, max_iter=20, tol=1e9, n_iter_no_change=1).fit(X, np.zeros(5))
     >>> [(value.name, len(value.type.tensor_type.shape.dim)) for value in regressor.to_onnx().graph.input]
     [('signal', 2), ('state', 3)]
     """

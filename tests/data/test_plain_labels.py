@@ -65,7 +65,7 @@ def outcome(y, classes):
 def test_targets_are_those_of_all_checks(kind, classes, monkeypatch):
     y = {**PLAIN, **OTHERS}[kind]
     short = outcome(y, classes)
-    monkeypatch.setattr(targets, "_plain_labels", lambda y: None)
+    monkeypatch.setattr(targets, "_quick_classes", lambda y: None)
     assert outcome(y, classes) == short
 
 

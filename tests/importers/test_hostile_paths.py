@@ -143,7 +143,10 @@ def test_weights_beside_a_model_that_has_no_folder(tmp_path, monkeypatch):
     path = saved(tmp_path)
     monkeypatch.chdir(tmp_path)  # where they would be found
     for model in (onnx.load(path, load_external_data=False), path.read_bytes()):
-        refused(model, r"'weights.bin' beside .*Give the path of the model's file as model, or what onnx.load\(path\)")
+        refused(
+            model,
+            r"'weights.bin' beside .*Give the path of the model's file .*or the result of onnx.load\(path\)",
+        )
     assert fit_once(path)
 
 

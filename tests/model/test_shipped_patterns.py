@@ -115,7 +115,7 @@ def normalized(training_mode: int) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("training_mode", [0, 1])
 def test_running_statistics_are_not_trained_as_weights(training_mode):
-    with pytest.raises(ValueError, match=r"trainable names 'var', a running statistic.*Name its scale and bias"):
+    with pytest.raises(ValueError, match=r"trainable names 'var', a running statistic.*Name the scale and bias"):
         step(normalized(training_mode), X, X[:, 0], trainable=["W", "var"])
     net = step(normalized(training_mode), X, X[:, 0], trainable=["*"])
     assert_array_equal(net._state.parameters.names, ["W", "scale", "bias"])

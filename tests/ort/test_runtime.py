@@ -141,7 +141,11 @@ def test_options_reach_every_session(monkeypatch):
     tune(monkeypatch, least_elements=10**6)  # NumPy needs no session
     options = {"session.intra_op.allow_spinning": "0", "enable_mem_pattern": False}
     regressor = OrtGradientRegressor(
-        alpha=0.1, optimizer=AdamW(max_grad_norm=1.0), max_iter=1, runtime=Runtime(session_options=options)
+        alpha=0.1,
+        l1_ratio=0.5,  # the penalty of squares alone needs no session
+        optimizer=AdamW(max_grad_norm=1.0),
+        max_iter=1,
+        runtime=Runtime(session_options=options),
     )
     fitted_with_runtime(regressor, rows=8).predict(np.eye(4))
     assert len(seen) >= 5
