@@ -76,7 +76,7 @@ def target(name: str, link: str) -> tuple[Path, str]:
 def test_first_page():
     first = page("index.html")
     assert headings("index.html", "h1") == ["onnxtrain-sklearn"]
-    assert headings("index.html", "h2") == ["For whom", "Where to go"]
+    assert headings("index.html", "h2") == ["What do you have?", "An example", "Where to go"]
     assert any(source.endswith("overview.svg") for source in first.loaded)
     code = first.texts["pre"][0]
     compile(code, "index.html", "exec")
