@@ -472,7 +472,7 @@ HOSTILE = {
     "rows": (changed("minibatch_rows", "many"), "'minibatch_rows' must be an integer"),
     "log that is no text": (changed("log/text", "{"), "does not fit"),
     "deep log": (changed("log/text", "[" * 100_000), "does not fit"),
-    "rows that are no dicts": (changed("log/text", json.dumps({"rows": [1], "memories": {}})), "no mappings"),
+    "rows that are no dicts": (changed("log/text", json.dumps({"rows": [1], "memories": {}})), "are not dicts"),
     "matrix of losses": (changed("losses", np.ones((2, 2))), "history is incomplete"),
     "text in the history": (changed("history/best_loss", "x"), "history must be numbers"),
     "constants": (changed("constants", "{"), "cannot be read"),
