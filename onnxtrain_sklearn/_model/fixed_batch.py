@@ -108,7 +108,7 @@ class _Freeing:
         for node in nodes:
             if not self._knows(node):
                 if kind(node) == "Reshape":
-                    _keep_first_axis(graph, node, {self.batch}, self.before.get(node.inputs[0]))  # type: ignore[arg-type]
+                    self._keep_first_axis(node)
             else:
                 self._edit(node)
             self._follow(node)
@@ -169,6 +169,11 @@ class _Freeing:
 
     # The edits.
 
+    def _keep_first_axis(self, node: ir.Node) -> None:
+        """Make a Reshape keep the first axis of its data, by the sizes that the data have in the file."""
+        data = node.inputs[0]
+        _keep_first_axis(self.graph, node, {self.batch}, None if data is None else self.before.get(data))
+
     def _at_batch(self, value: ir.Value | None, place: Rows) -> list[int] | None:
         """Return the sizes of a value for the batch size of the file; None if any size is unknown."""
         try:
@@ -191,7 +196,7 @@ class _Freeing:
         if place is None or wanted is None:
             return
         if sizes is None:
-            _keep_first_axis(self.graph, node, {self.batch}, self.before.get(node.inputs[0]))  # type: ignore[arg-type]
+            self._keep_first_axis(node)
             return
         copies, full = not node.attributes.get_int("allowzero", 0), list(wanted)
         for i, size in enumerate(full):
@@ -232,9 +237,10 @@ class _Freeing:
     def _edit_expanded_rows(self, node: ir.Node) -> None:
         """Replace a constant with the batch size of the file by one row, if it is expanded to the number of rows."""
         shape, sizes = node.inputs[1], dims(node.inputs[0]) or []
-        wanted = None if shape is None else self.tracer.known.get(shape)
-        for i, size in enumerate([] if wanted is None else wanted.ravel()):
-            axis = i - len(wanted) + len(sizes)  # type: ignore[arg-type]
+        known = None if shape is None else self.tracer.known.get(shape)
+        wanted = [] if known is None else list(known.ravel())
+        for i, size in enumerate(wanted):
+            axis = i - len(wanted) + len(sizes)
             if size == "N" and axis >= 0 and self.batch > 1 and (row := self._row(node.inputs[0], axis)) is not None:
                 node.replace_input_with(0, row)
 
