@@ -87,6 +87,15 @@ def test_one_shard_trains_to_the_bits_of_the_local_regressor(client, engine):
     assert np.array_equal(found.predict(X), expected.predict(X))
 
 
+@pytest.mark.parametrize("loss", ["gaussian_nll", "laplace_nll", "quantiles"])
+def test_one_shard_trains_losses_of_several_scores_to_the_local_bits(client, loss):
+    X, y = numbers()
+    found = regressor(averaging=ONE_SHARD, loss=loss).fit(*arrays(X, y))
+    expected = local(found).fit(X, y)
+    assert same_bits(found, expected)
+    assert np.array_equal(found.predict(X), expected.predict(X))
+
+
 def test_one_shard_with_weights_and_validation_rows_trains_to_the_local_bits(client):
     X, y = labels()
     weights, names = np.linspace(0, 2, len(X)), np.array(["no", "yes", "perhaps"], object)[y]

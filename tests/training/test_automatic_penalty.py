@@ -139,3 +139,15 @@ def test_noisy_labels_of_few_rows_are_not_predicted_with_certainty():
 def test_another_name_than_auto_is_refused():
     with pytest.raises(ValueError, match="alpha"):
         OrtGradientClassifier(alpha="automatic").fit(X, LABELS)
+
+
+@pytest.mark.parametrize("weights", [None, RNG.uniform(0.1, 3, 400)], ids=["alike", "weighted"])
+def test_penalty_of_squares_has_the_bits_of_its_graph(weights):
+    # NumPy computes the penalty of squares; for a share of absolute values, which float32 rounds to 0, the graph does.
+    of_numpy, of_graph = (
+        OrtGradientClassifier(MLP((8,)), alpha=0.37, l1_ratio=share, max_iter=5, random_state=0)
+        .fit(X, LABELS, weights)
+        .weights_
+        for share in (0.0, 1e-300)
+    )
+    assert all(np.array_equal(of_numpy[name], of_graph[name]) for name in of_graph)
