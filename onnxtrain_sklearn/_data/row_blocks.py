@@ -293,7 +293,7 @@ class _BlockReader:
 
 
 class _Opened(NamedTuple):
-    """The blocks of a source, the names of its features, and the function that removes its copy, if there is one.
+    """The blocks of a source, the names of its features, and a function that removes its temporary copy, if any.
 
     ``categorical`` holds the names of the columns that are declared as categorical, of any type.
     """

@@ -320,9 +320,9 @@ class _Sketch:
         held = self.levels[level]
         self.levels[level] = values.astype(np.float64) if not len(held) else np.concatenate([held, values])
         while len(self.levels[level]) > self._kept:
-            # Halve the whole level at once, however long it is: ranks then change once, and there is a single sort.
+            # Halve the whole level at once, however long it is, to sort once and to add the rounding of ranks once.
             full = np.sort(self.levels[level])
-            odd = len(full) % 2  # of an odd number, the largest one stays on the level
+            odd = len(full) % 2  # if the number of values is odd, the largest value stays
             self.levels[level], full = full[len(full) - odd :], full[: len(full) - odd]
             self.moved += 1 << level
             half = full[int(self._takes_odd[level]) :: 2]

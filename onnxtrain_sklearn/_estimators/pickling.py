@@ -167,7 +167,7 @@ def resumed_device(estimator: object, device: Device) -> Device:
 
 
 def _go_on_with(estimator: object, was: str, **parameters: object) -> None:
-    """Warn that the estimator continues with other parameters, naming the first, and set those that it has."""
+    """Replace parameters of an unpickled estimator that this environment lacks, with a warning that names the first."""
     name, value = next(iter(parameters.items()))
     warn(
         f"This {type(estimator).__name__} was trained {was}, which this environment (onnxruntime "

@@ -180,7 +180,7 @@ class Roles:
             return Verdict(False, "the stored mean of a normalization")
         if not node.domain and self._is_affine(node, index, value):
             return Verdict(True, f"{'scale' if kind == 'Mul' else 'bias'} after a product or normalization")
-        # Constants of architectures, after biases, because those of a new network also hold only zeros or ones.
+        # Masks and encodings come after biases, because a new network also has biases that hold only zeros or ones.
         if _is_mask(array, value.name or ""):
             return Verdict(False, "a mask: it holds two values, and one of them is zero")
         if _is_sinusoidal(array):

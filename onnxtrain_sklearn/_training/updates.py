@@ -353,7 +353,7 @@ class HostUpdates:
 def _vector_updates(
     one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
 ) -> list[VectorUpdate]:
-    """Return the updates of a segment: one by NumPy or machine code if that is faster, else by a session, in pieces."""
+    """Return the updates of a segment: one by NumPy or machine code if faster, else one by a session per piece."""
     formula, tuning = one.program.formula, update_executors.TUNING
     if formula is not None and gradients.size > tuning.least_elements:
         return [formula_update(formula, arrays, gradients, scalars)]
