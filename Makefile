@@ -19,21 +19,21 @@
 #                        then exits with 77)
 #   make bench           time of a training step beside scikit-learn's MLP
 #   make bench-peers     CPU time and wall time of a whole fit beside scikit-learn, PyTorch and skorch, with the table and the
-#                        picture of docs/performance.md; THREADS="1 2"
+#                        picture of benchmarks/performance.md; THREADS="1 2"
 #   make bench-web       CPU microseconds a step of training graphs in Python, Node and WebAssembly beside TensorFlow.js
 #   make bench-engines   time of a training step with each gradient engine, and sizes of the gradient graphs
 #   make bench-scale     rows a second and peak memory of fits to tables of up to ten million rows in files, with the
 #                        picture of the guide; with dask in EXTRAS, rounds of a cluster beside the cost model
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
-#                        page docs/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
+#                        page benchmarks/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
 #                        own, TABLES="vehicle wage" SPLITS=1 for a part, ORIGINALS= without pytabkit and PyTorch
 #   make bench-defaults  scores, log losses and CPU seconds of default settings on small tables, beside boosting and linear
-#                        models, in two halves, and their tables in docs/defaults.md; a run that was interrupted goes on
+#                        models, in two halves, and their tables in benchmarks/defaults.md; a run that was interrupted goes on
 #   make bench-drift     fine-tuning with and without old rows beside refits, on ten tables, and its tables in
-#                        docs/defaults.md; a run that was interrupted goes on. SEEDS=3 for more splits
+#                        benchmarks/defaults.md; a run that was interrupted goes on. SEEDS=3 for more splits
 #   make bench-networks  networks of PyTorch, torchvision, timm and transformers: errors and CPU time beside PyTorch's, and the
-#                        page docs/networks.md; NETWORKS="BERT timm" for those whose names begin so
-#   make coverage        which operators have a gradient, as the tests prove: docs/coverage.md, for the engines installed
+#                        page benchmarks/networks.md; NETWORKS="BERT timm" for those whose names begin so
+#   make coverage        which operators have a gradient, as the tests prove: docs/api/coverage.md, for the engines installed
 #   make docs            the site in site/: the pages of docs/, the examples, which it runs, and the reference of all
 #                        public names; a warning or a link within the site that leads nowhere is an error
 #   make dist            the wheel and the source distribution, in dist/

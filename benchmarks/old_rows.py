@@ -3,7 +3,7 @@
 A model is fitted on the rows in which one column is below its 65 % quantile; few of the others are new, and the rest
 judge. Rivals: the old model, and the model refitted on the new rows, or on old and new rows with equal weights of both.
 Scores are R² or minus the log loss. Results are appended to benchmarks/old_rows_results.jsonl, and fits that it holds
-are not repeated. ``--page`` writes the table to docs/defaults.md.
+are not repeated. ``--page`` writes the table to benchmarks/defaults.md.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("old_rows_results.jsonl"))
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--page", action="store_true", help="write the table to docs/defaults.md")
+    parser.add_argument("--page", action="store_true", help="write the table to benchmarks/defaults.md")
     arguments = parser.parse_args()
     path: Path = arguments.results
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

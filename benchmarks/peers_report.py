@@ -1,4 +1,4 @@
-"""The table and the picture of the peers, from the results of ``peers.py``: docs/performance.md and docs/peers.png.
+"""The table of the peers in benchmarks/performance.md, and docs/peers.png, from the results of ``peers.py``.
 
 python benchmarks/peers_report.py [--results FILE]
 """
@@ -98,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
     results = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))
-    page = DOCS / "performance.md"
+    page = Path(__file__).parent / "performance.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     draw(results["rows"], DOCS / "peers.png")

@@ -1,4 +1,4 @@
-"""The page and the picture of the tabular benchmark, from its results: docs/tabular.md and docs/tabular.png.
+"""The page and the picture of the tabular benchmark, from its results: benchmarks/tabular.md and docs/tabular.png.
 
     python benchmarks/tabular_report.py [--results FILE]
 
@@ -204,7 +204,7 @@ def main() -> None:
         chosen.with_suffix(".md").write_text(text + "\n", encoding="utf-8")
         draw(found, models, chosen.with_suffix(".png"))
         return
-    page = DOCS / "tabular.md"
+    page = Path(__file__).parent / "tabular.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
     draw(found, models, DOCS / "tabular.png")

@@ -1,7 +1,7 @@
-"""The table of operators in ``docs/coverage.md``: what the cases of the gradient contracts prove, by engine.
+"""The table of operators in ``docs/api/coverage.md``: what the cases of the gradient contracts prove, by engine.
 
 An operator counts as right if a case of it is differentiated: the contract that holds the case fails where the gradient
-is wrong. What an engine refuses is asked of the engine. The outcomes are kept in ``docs/coverage.json``, and a run
+is wrong. What an engine refuses is asked of the engine. The outcomes are kept in ``docs/api/coverage.json``, and a run
 writes those of the engines that the installed onnxruntime can prove; the page is made from that file alone.
 ``python -m tests.contracts.coverage`` writes both.
 """
@@ -33,8 +33,8 @@ from tests.contracts.portable_forms import lacks_double, opsets
 from tests.helpers.environment import ENGINES, RUNTIME_VERSION, available_engines
 from tests.helpers.sessions import session
 
-DOCS = Path(__file__).parents[2] / "docs"
-DATA, PAGE = DOCS / "coverage.json", DOCS / "coverage.md"
+API = Path(__file__).parents[2] / "docs" / "api"
+DATA, PAGE = API / "coverage.json", API / "coverage.md"
 COMMAND = "make coverage"
 
 RIGHT, REFUSED, ABSENT, NO_KERNEL, UNPROVEN = "right", "refused", "not applicable", "no kernel", "unproven"
@@ -351,7 +351,7 @@ every operator that takes a float tensor and returns one, in a sequence or an op
 
 The last column lists the settings of such operators that an engine refuses. A gradient that is returned is right: an
 engine never guesses. Pairs of QuantizeLinear and DequantizeLinear, with integers between them, are trained as
-[your own graph](guide/graphs.md#quantized-graphs) says.
+[your own graph](../guide/graphs.md#quantized-graphs) says.
 
 {counts}
 

@@ -1,4 +1,4 @@
-"""Which fitted scikit-learn models are trained, found by training them: the page docs/fitted.md and the data behind it.
+"""Which fitted scikit-learn models are trained, found by training them: docs/api/fitted.md and its data.
 
     python -m tests.contracts.fitted
     python -m tests.contracts.fitted KMeans "SVR("    # only the settings in which one of the texts occurs
@@ -34,8 +34,8 @@ from tests.contracts.fitted_settings import FITTED_ON, SETTINGS, Setting
 from tests.helpers.environment import RUNTIME_VERSION
 
 COMMAND = "python -m tests.contracts.fitted"
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE, FILE = DOCS / "fitted.md", DOCS / "fitted.json"
+API = Path(__file__).parents[2] / "docs" / "api"
+PAGE, FILE = API / "fitted.md", API / "fitted.json"
 
 BACK, TRAINED, REFUSED = "trained and written back", "trained", "refused"
 ORDER = [REFUSED, TRAINED, BACK]

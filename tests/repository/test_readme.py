@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTES = sorted((ROOT / "benchmarks").glob("*.md"))
 NEEDS = {"spark.md": "pyspark"}
 """The package without which a page is skipped."""
 
@@ -64,7 +65,7 @@ def test_example_of_the_readme_is_short():
     assert len([line for line in code.splitlines() if line]) <= 15
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "benchmarks" / "README.md"], ids=lambda p: f"{p.parent.name}/{p.name}")
+@pytest.mark.parametrize("page", [*PAGES, *NOTES], ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]

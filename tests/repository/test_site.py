@@ -81,7 +81,7 @@ def test_first_page():
     code = first.texts["pre"][0]
     compile(code, "index.html", "exec")
     assert len([line for line in code.splitlines() if line]) <= 15
-    for part in ("getting_started", "guide", "gallery/index", "api/index", "coming_from", "design", "performance"):
+    for part in ("getting_started", "guide", "gallery/index", "api/index", "coming_from", "design", "benchmarks"):
         assert f"{part}.html" in first.links, part
 
 

@@ -37,7 +37,7 @@ from .windows import Layout, Windows
 class Tuning:
     """Bounds between forms of equal value, inclusive on the side that the name says.
 
-    ``python benchmarks/convolutions.py --layers`` measured them; docs/convolutions.md holds the timings. After a
+    ``python benchmarks/convolutions.py --layers`` measured them; benchmarks/convolutions.md holds the timings. After a
     change, run the command and the tests of the forms. Results do not depend on them but for rounding.
     """
 
