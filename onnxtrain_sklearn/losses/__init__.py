@@ -37,6 +37,7 @@ from .deviances import Poisson as Poisson
 from .deviances import Tweedie as Tweedie
 from .distributions import GaussianNLL as GaussianNLL
 from .distributions import LaplaceNLL as LaplaceNLL
+from .distributions import NegativeBinomial as NegativeBinomial
 from .distributions import Quantiles as Quantiles
 from .regression import AbsoluteError as AbsoluteError
 from .regression import Elastic as Elastic

@@ -1,4 +1,4 @@
-"""Losses that learn more than one number of each target: location and scale, or several quantiles.
+"""Losses that learn more than one number of each target: location and scale, mean and dispersion, quantiles.
 
 A target has several scores, in blocks: the first block holds the locations, which are the predictions, the next ones
 the further parameters (:meth:`.Loss.n_scores`).
@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from .._model.links import Link, Task
 from .._utils.params import POSITIVE, Levels, Rules
 from ..graph import GraphBuilder
-from .base import RegressionLoss
+from .base import RegressionLoss, require_targets
 
 
 def blocks(op: GraphBuilder, scores: ir.Value, count: int) -> list[ir.Value]:
@@ -105,6 +106,95 @@ class LaplaceNLL(_LocationAndScale):
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         location, scale = self.location_and_scale(op, scores)
         return op.Add(op.Log(scale), op.Div(op.Abs(op.Sub(location, y)), scale))
+
+
+class NegativeBinomial(RegressionLoss):
+    r"""Negative log-likelihood of counts that vary more than Poisson counts; the prediction is the mean :math:`e^s`.
+
+    The variance is :math:`\mu + \alpha \mu^2` (NB2). Each target has two scores: :math:`s = \log \mu`, and :math:`t`,
+    with :math:`\alpha = \mathrm{softplus}(t) + \alpha_{\min}`, so that the dispersion depends on the row. With
+    :math:`r = 1 / \alpha` the loss is
+
+    .. math:: \log \Gamma(r) - \log \Gamma(y + r) + (y + r) \log(\mu + r) - r \log r - y s + y \log y - y,
+
+    the negative logarithm of the probability without :math:`\log y! - y \log y + y`, which depends on :math:`y` alone.
+    The targets must not be negative; they keep their unit.
+
+    Parameters
+    ----------
+    min_dispersion : float, default=1e-3
+        Least dispersion :math:`\alpha_{\min}`, positive; at 0 the counts are those of Poisson.
+
+    References
+    ----------
+    J. M. Hilbe, "Negative Binomial Regression", second edition, 2011, chapter 8.
+
+    M. Abramowitz and I. A. Stegun, "Handbook of Mathematical Functions", 1964, 6.1.41, for the series of
+    :math:`\log \Gamma`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.integers(2, size=(2000, 1)).astype(float)
+    >>> y = rng.negative_binomial(2, 2 / (2 + np.where(X[:, 0] == 1, 6, 3)))
+    >>> net = OrtGradientRegressor(Linear(), loss="negative_binomial", optimizer="lbfgs", tol=1e-3).fit(X, y)
+    >>> net.predict([[0.0], [1.0]]).round()
+    array([3., 6.])
+    """
+
+    name = "negative_binomial"
+    target_scaling = None
+    valid: ClassVar[Rules] = {"min_dispersion": (POSITIVE,)}
+
+    def __init__(self, min_dispersion: float = 1e-3) -> None:
+        self.min_dispersion = min_dispersion
+
+    def n_scores(self, task: Task, n_targets: int) -> int:
+        return 2 * n_targets
+
+    def link(self, task: Task) -> Link:
+        return "exp"
+
+    def check_targets(self, y: np.ndarray) -> None:
+        require_targets(self, y, y >= 0, "not negative")
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        log_mean, raw = blocks(op, scores, 2)
+        r = op.Div(1.0, op.Add(op.Softplus(raw), float(self.min_dispersion)))
+        total = op.Add(y, r)
+        # Stirling's formula turns both logarithms of gamma into terms of which the large ones cancel before they are
+        # computed: y log((mu + r) / mu) - y log((y + r) / y) + r log((mu + r) / (y + r)).
+        beyond_mean = op.Softplus(op.Sub(op.Log(r), log_mean))
+        counted = op.Max(y, 1e-30)
+        fit = op.Mul(y, op.Sub(beyond_mean, op.Sub(op.Log(op.Add(counted, r)), op.Log(counted))))
+        log_mean_and_r = op.Add(op.Log(r), op.Softplus(op.Sub(log_mean, op.Log(r))))
+        fit = op.Add(fit, op.Mul(r, op.Sub(log_mean_and_r, op.Log(total))))
+        spread = op.Mul(op.Sub(op.Log(total), op.Log(r)), 0.5)
+        return op.Add(op.Add(fit, spread), op.Sub(_stirling_rest(op, r), _stirling_rest(op, total)))
+
+
+def _stirling_rest(op: GraphBuilder, z: ir.Value) -> ir.Value:
+    """Emit ``log gamma(z) - ((z - 1/2) log z - z + log(2 pi) / 2)`` for z > 0, to float32 precision.
+
+    Above 5 it is the first terms of Stirling's series. Below, ``rest(z) = rest(z + 1) + (z + 1/2) log(1 + 1 / z) - 1``
+    leads there; far above, that difference would be lost to rounding.
+    """
+
+    def series(z: ir.Value) -> ir.Value:
+        inverse = op.Div(1.0, z)
+        square = op.Mul(inverse, inverse)
+        return op.Mul(inverse, op.Add(op.Mul(square, op.Add(op.Mul(square, 1 / 1260), -1 / 360)), 1 / 12))
+
+    first = small = op.Min(z, 5.0)
+    steps: ir.Value | None = None
+    for _ in range(5):
+        above = op.Add(small, 1.0)
+        step = op.Sub(op.Mul(op.Add(small, 0.5), op.Log(op.Div(above, small))), 1.0)
+        steps, small = step if steps is None else op.Add(steps, step), above
+    assert steps is not None
+    return op.Where(op.Less(first, 5.0), op.Add(steps, series(small)), series(op.Max(z, 5.0)))
 
 
 class Quantiles(RegressionLoss):

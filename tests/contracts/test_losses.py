@@ -35,6 +35,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "focal": [{"gamma": 0.0}, {"gamma": 0.5}],
     "gaussian_nll": [{"min_scale": 0.5}],
     "laplace_nll": [{"min_scale": 0.5}],
+    "negative_binomial": [{"min_dispersion": 0.5}],
     "quantiles": [{"quantiles": [0.5]}, {"quantiles": [0.02, 0.3, 0.5, 0.6]}],
     "tweedie": [{"power": 1.0}, {"power": 1.1}, {"power": 2}, {"power": 2.5}],
 }
@@ -109,6 +110,13 @@ def laplace_nll(s, y, task, min_scale=1e-3):
     return np.log(scale) + np.abs(y - s[:, :k]) / scale
 
 
+def negative_binomial(s, y, task, min_dispersion=1e-3):
+    k = y.shape[1]
+    log_mean, r = s[:, :k], 1 / (np.logaddexp(0, s[:, k:]) + min_dispersion)
+    rows = scipy.special.gammaln(r) - scipy.special.gammaln(y + r) - r * np.log(r) - y * log_mean
+    return rows + (y + r) * np.logaddexp(log_mean, np.log(r)) + scipy.special.xlogy(y, y) - y
+
+
 def values_of_quantiles(s, k, levels):
     """The quantiles of each target, (n, k, number of levels), from the median and the steps between neighbors."""
     middle, steps = levels.index(0.5), np.logaddexp(0, s[:, k:]).reshape(len(s), len(levels) - 1, k)
@@ -147,6 +155,7 @@ def dice(s, y, task):
 REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "gaussian_nll": gaussian_nll,
     "laplace_nll": laplace_nll,
+    "negative_binomial": negative_binomial,
     "quantiles": quantiles,
     "ordinal": ordinal,
     "dice": dice,

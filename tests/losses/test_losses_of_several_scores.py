@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pandas as pd
 import pytest
 import scipy.optimize
 import scipy.special
+import scipy.stats
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
@@ -23,6 +25,7 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     RowBlocks,
 )
+from onnxtrain_sklearn.graph import GraphBuilder
 from onnxtrain_sklearn.losses import LOSSES, GaussianNLL, LaplaceNLL, LogLoss, Quantiles
 from tests.helpers.environment import each_engine
 from tests.helpers.training_graphs import SETTINGS, goes_on
@@ -86,6 +89,45 @@ def test_quantiles_are_those_of_each_group_and_do_not_cross(engine):
         )
 
     assert_allclose(net.loss_, by_group(least).mean() / Y.std(), rtol=1e-3)
+
+
+@each_engine
+def test_negative_binomial_learns_mean_and_dispersion_of_each_group(engine):
+    counts = np.round(4 * Y)
+    net = regressor("negative_binomial", engine=engine).fit(GROUPS, counts)
+    least = []
+    for own in (counts[g == GROUP] for g in range(3)):
+
+        def loss(p, own=own):
+            r, mean = np.exp(p)
+            return -scipy.stats.nbinom.logpmf(own, r, r / (r + mean)).mean()
+
+        found = scipy.optimize.minimize(loss, np.log([1.0, own.mean()]), method="Nelder-Mead", tol=1e-10)
+        assert_allclose(np.exp(found.x[1]), own.mean(), rtol=1e-4)
+        left_out = scipy.special.gammaln(own + 1) - scipy.special.xlogy(own, own) + own  # by the loss: of y alone
+        least.append(found.fun - left_out.mean())
+    assert_allclose(net.loss_, np.mean(least), rtol=1e-4)
+    assert_allclose(net.predict(GROUPS), by_group(np.mean, counts), rtol=2e-3)
+
+
+@pytest.mark.parametrize("mean", [0.02, 3.0, 1e3, 1e5])
+def test_negative_binomial_is_right_for_counts_of_any_size(mean):
+    counts = scipy.stats.nbinom.rvs(2, 2 / (2 + mean), size=50, random_state=0).astype(float)
+    scores = np.column_stack([np.full(50, np.log(mean)), np.linspace(-8, 8, 50)]).astype(np.float32)
+    r = 1 / (np.logaddexp(0, scores[:, 1].astype(float)) + 1e-3)
+    share = r / (r + np.exp(scores[:, 0].astype(float)))
+    left_out = scipy.special.gammaln(counts + 1) - scipy.special.xlogy(counts, counts) + counts
+    expected = -scipy.stats.nbinom.logpmf(counts, r, share) - left_out
+    shapes = {"scores": (50, 2), "y": (50, 1)}
+    inputs = {name: ir.val(name, ir.DataType.FLOAT, shape) for name, shape in shapes.items()}
+    op = GraphBuilder(ir.Graph(list(inputs.values()), [], nodes=[], opset_imports={"": 18}, name="loss"))
+    rows = LOSSES["negative_binomial"]()(op, inputs["scores"], inputs["y"], "exp")
+    rows.name, rows.dtype, rows.shape = "rows", ir.DataType.FLOAT, ir.Shape([50, 1])
+    op.graph.outputs.append(rows)
+    graph = ir.to_proto(ir.Model(op.graph, ir_version=8)).SerializeToString()
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"scores": scores, "y": counts[:, None].astype(np.float32)})
+    assert (np.abs(found[:, 0] - expected) <= 1e-5 + 1e-6 * (counts + r + np.abs(expected))).all()
 
 
 def test_several_targets_have_scores_in_blocks():
