@@ -157,8 +157,8 @@ class FittedState:
         return self.live.trained_form
 
     @property
-    def original(self) -> TrainableModel:
-        """``graph`` with its original activation, because a later loss may read a value elsewhere in it."""
+    def with_activation(self) -> TrainableModel:
+        """``graph`` with its final activation restored, because a later loss may read a value elsewhere in it."""
         return replace(self.graph, **self.activation)
 
     @property

@@ -152,7 +152,7 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
     if resumed is not None:
         if resumed.began is not None:
             resumed.began.require_same(estimator)
-        return GraphPlan(resumed.original, resumed.fitted, resumed.decoding.target_scale)
+        return GraphPlan(resumed.with_activation, resumed.fitted, resumed.decoding.target_scale)
     if resolve_builder(estimator.model) is not None:
         return BuiltGraph(estimator)
     given, tuner = resolve_graph_model(estimator.model), estimator.finetune

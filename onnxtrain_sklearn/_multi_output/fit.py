@@ -141,7 +141,7 @@ def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_ta
                 f"loss was changed from the outputs {list(earlier)} to {list(names)}, but warm_start and partial_fit "
                 f"go on training those of the first call. Give a loss for each of them, in that order."
             )
-        return resumed.original
+        return resumed.with_activation
     given = resolve_graph_model(estimator.model)
     model = given.graph
     if is_estimator(model) or resolve_builder(model) is not None:

@@ -146,10 +146,11 @@ class HostPasses:
             view, count = parameters.gradient_view(name), sum(one.count for one in lookups if one.weight == name)
             self.row_sparse[name] = RowSparseGradient(view.reshape(len(view), -1), count, rewritten=rewritten)
         lazy, optimizer = settings.lazy_rows, settings.optimizer
-        idle_rows_stay = (
+        # Whether an update may leave rows without gradient alone; `HostUpdates` decides it for each segment.
+        may_leave_rows = (
             isinstance(optimizer, Optimizer) and "penalty" not in parts.stages and not moves_without_gradient(optimizer)
         )
-        for product in self.program.products if lazy or idle_rows_stay else ():
+        for product in self.program.products if lazy or may_leave_rows else ():
             if product.weight in parameters.names:
                 view, axis = parameters.gradient_view(product.weight), int(product.transposed)
                 least = max(LEAST_ROWS_PER_INDEX, LEAST_ELEMENTS_PER_INDEX // view.shape[1 - axis])

@@ -330,7 +330,8 @@ class HostUpdates:
     def _parts(self, segment: SegmentUpdate) -> list[tuple[SegmentUpdate, RowSparseGradient | None]]:
         """Split a segment into matrices that are updated row by row and the parts between them."""
         whole, program = segment.segment.part, segment.program
-        idle_rows_stay = program.elementwise and not (program.moves_without_gradient or self._penalized)
+        # An update that is not elementwise reads the whole matrix.
+        may_leave_rows = program.elementwise and not (program.moves_without_gradient or self._penalized)
         found, start = list[tuple[slice, RowSparseGradient | None]](), whole.start
         for name in self._parameters.names:
             gradient, span = self._row_sparse.get(name), self._parameters.span(name)
@@ -338,7 +339,7 @@ class HostUpdates:
                 continue
             if self._lazy:
                 require_rows_apart(segment.segment.optimizer)
-            elif not idle_rows_stay or 2 * gradient.n_indices > gradient.n_rows:
+            elif not may_leave_rows or 2 * gradient.n_indices > gradient.n_rows:
                 continue
             found += [(slice(start, span.start), None), (span, gradient)]
             start = span.stop
