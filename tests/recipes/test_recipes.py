@@ -245,11 +245,11 @@ def test_training_of_tabm_ends_by_its_patience():
     assert regressor.n_iter_ == len(scores) == int(np.argmax(scores)) + 7 < 300
 
 
-def sizes_of_minibatches(recipe, rows, monkeypatch):
+def sizes_of_minibatches(recipe, rows, monkeypatch, batch_size=64):
     seen = []
     wrap_passes(monkeypatch, lambda plain, step, weight, *rest: seen.append(weight) or plain(step, weight, *rest))
     X, y = np.random.default_rng(0).normal(size=(rows, 2)), np.arange(rows)
-    recipe.set_params(max_iter=1, batch_size=64, validation_fraction=None, engine="portable").fit(X, y)
+    recipe.set_params(max_iter=1, batch_size=batch_size, validation_fraction=None, engine="portable").fit(X, y)
     return seen
 
 
@@ -259,6 +259,21 @@ def sizes_of_minibatches(recipe, rows, monkeypatch):
 @pytest.mark.filterwarnings("ignore:Training has not converged")
 def test_no_minibatch_of_tabm_is_larger_than_batch_size(rows, sizes, monkeypatch):
     assert sizes_of_minibatches(TabMRegressor(**TABM), rows, monkeypatch) == sizes
+
+
+@pytest.mark.parametrize(("embedding", "layers"), [(None, 3), ("piecewise_linear", 2)])
+@pytest.mark.parametrize(("rows", "batches", "units"), [(70, [24, 24, 22], 256), (100, [100], 512)])
+@pytest.mark.filterwarnings("ignore:Training has not converged")
+def test_tabm_takes_small_steps_on_few_rows(rows, batches, units, embedding, layers, monkeypatch):
+    monkeypatch.setattr("onnxtrain_sklearn._recipes.tabm.SMALL_ROWS", 100)
+    recipe = TabMRegressor(2, embedding=embedding, random_state=0)
+    assert sizes_of_minibatches(recipe, rows, monkeypatch, batch_size="auto") == batches
+    shapes = [tuple(one.dims) for one in recipe.to_onnx().graph.initializer]
+    assert shapes.count((units, units)) == layers - 1
+    assert (recipe.batch_size, recipe.hidden_layer_sizes) == ("auto", "auto")
+    recipe.set_params(hidden_layer_sizes=8)
+    assert sizes_of_minibatches(recipe, rows, monkeypatch, batch_size=rows) == [rows]
+    assert (2, 8, 1) in [tuple(one.dims) for one in recipe.to_onnx().graph.initializer]
 
 
 @pytest.mark.parametrize("variant", ["td", "td-s"])
