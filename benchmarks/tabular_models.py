@@ -91,7 +91,7 @@ MODELS: dict[str, Maker] = {
     "LightGBM": lightgbm,
     "MLP": network(),
     "MLP early stopping": network(early_stopping=True),
-    "MLP best epoch": network(early_stopping="best_epoch", validation_fraction=0.2),
+    "MLP best epoch": network(early_stopping="best_epoch", validation_split=0.2),
     "RealMLP": ours("RealMLP", "td"),
     "RealMLP TD-S": ours("RealMLP", "td-s"),
     "RealMLP PWL": ours("RealMLP", "td", embedding="piecewise_linear"),

@@ -316,9 +316,7 @@ def _train_recipe(
     console: Console,
 ) -> Trained:
     if validation is not None:
-        raise UsageError(
-            f"--validation is for networks; {option.text} holds out rows of its own (validation_fraction)."
-        )
+        raise UsageError(f"--validation is for networks; {option.text} holds out rows of its own (validation_split).")
     # A stored recipe is trained anew, with its settings: its preprocessing is fitted to the rows of its first fit.
     kind: Any = type(option.model) if option.kind == "own" else RECIPES[option.model][task]
     estimator = clone(option.model) if option.kind == "own" else kind(random_state=seed)

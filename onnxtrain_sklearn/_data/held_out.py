@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from .._utils.params import is_splitter
 from ..exceptions import ModelError
-from .targets import Targets
+from .targets import SeveralTargets, Targets
+
+ValidationSplit: TypeAlias = Any
+"""A share of the rows, their indices, a mask of all rows, or a splitter of scikit-learn."""
 
 _NAMES = re.compile(r"(?<!['\"\w])(X|y|sample_weight)(?!['\"\w])")
 
@@ -50,8 +59,8 @@ def split_rows(
     held_out = math.ceil(fraction * len(rows))
     if held_out < 2:
         raise ValueError(
-            f"The validation set is too small: validation_fraction={fraction} of {len(rows)} rows is {held_out}, and a "
-            f"score needs 2. Increase validation_fraction or the size of your dataset, or give X_val and y_val."
+            f"The validation set is too small: validation_split={fraction} of {len(rows)} rows is {held_out}, and a "
+            f"score needs 2. Increase validation_split or the size of your dataset, or give X_val and y_val."
         )
     if stratify is not None:
         counts = np.bincount(stratify)
@@ -64,14 +73,152 @@ def split_rows(
         n_rows, classes = len(stratify), np.count_nonzero(counts)
         if min(held_out, n_rows - held_out) < classes:
             raise ValueError(
-                f"early_stopping=True holds out rows of each class, but validation_fraction={fraction} of {n_rows} "
+                f"early_stopping=True holds out rows of each class, but validation_split={fraction} of {n_rows} "
                 f"rows splits them into {n_rows - held_out} and {held_out}, with {classes} classes in y. Choose "
-                f"another validation_fraction, or give X_val and y_val."
+                f"another validation_split, or give X_val and y_val."
             )
     from sklearn.model_selection import train_test_split  # imported here, as it loads a fifth of scikit-learn
 
     trained, held = train_test_split(rows, test_size=fraction, random_state=seed, stratify=stratify)
     return trained, held
+
+
+@dataclass(frozen=True, eq=False)
+class RowsToSplit:
+    """The data that a splitter reads: X and y as the user gives them, and the group of each row."""
+
+    X: Any
+    y: Any
+    groups: ArrayLike | None = None
+
+
+def is_share(choice: object) -> TypeGuard[float]:
+    """Return True if a ``validation_split`` is the share of the rows to hold out."""
+    return isinstance(choice, Real)
+
+
+def require_group_reader(groups: object, choice: ValidationSplit | None) -> None:
+    """Raise if ``groups`` are given to a call that holds out no rows (None), or not by a splitter."""
+    if groups is not None and not is_splitter(choice):
+        found = "no rows are held out" if choice is None else f"validation_split={_shown(choice)}"
+        raise ValueError(
+            f"groups are read by a splitter that holds out rows, and {found}. Set validation_split=GroupShuffleSplit() "
+            f"and leave X_val out, or leave groups out; OrtGradient estimators also need early_stopping=True."
+        )
+
+
+def share_of_blocks(choice: ValidationSplit) -> float:
+    """Return the share of the blocks of a table to hold out; raise if ``choice`` names rows."""
+    if not is_share(choice):
+        raise ValueError(
+            f"Whole blocks are held out from a table of more than buffer_rows rows, because the rows of a block are "
+            f"read together: validation_split must be a float, got {_shown(choice)}. Or give X_val and y_val."
+        )
+    return float(choice)
+
+
+def named_splits(
+    choice: ValidationSplit,
+    rows: np.ndarray,
+    targets: Targets,
+    given: RowsToSplit,
+    rng: np.random.RandomState,
+    count: int = 1,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the rows to train on and those held out that indices, a mask or a splitter name, ``count`` times.
+
+    Indices and masks name the same rows each time. A splitter gives its last splits, the last one first, and begins
+    again after the first one; ``TimeSeriesSplit`` always gives the last one, because earlier ones lack recent rows.
+
+    Parameters
+    ----------
+    rows : ndarray of int
+        The rows that count. Others may be named, but are in neither part.
+    """
+    n_rows = len(targets.values)
+    if is_splitter(choice):
+        splits = _last_splits(choice, n_rows, given, rng, count)
+    else:
+        held = _named_rows(np.asarray(choice), n_rows)
+        splits = [(np.setdiff1d(np.arange(n_rows), held), held)]
+    counted = np.zeros(n_rows, bool)
+    counted[rows] = True
+    found = [(trained[counted[trained]], held[counted[held]]) for trained, held in splits]
+    for trained, held in found:
+        _require_parts(trained, held, choice)
+        _require_classes(rows, trained, targets)
+        if targets.task == "regression" and len(held) < 2:
+            raise ValueError(f"validation_split={_shown(choice)} holds out one row of positive weight, and R² needs 2.")
+    return [found[i % len(found)] for i in range(count)]
+
+
+def _shown(choice: ValidationSplit) -> str:
+    """Return a short text of a ``validation_split`` for messages."""
+    return repr(choice) if is_share(choice) or is_splitter(choice) else f"an array of {len(choice)}"
+
+
+def _named_rows(named: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return the indices of the rows that a mask or indices name."""
+    if named.dtype.kind == "b":
+        if len(named) != n_rows:
+            raise ValueError(f"validation_split is a mask of {len(named)} rows, and X has {n_rows}.")
+        return np.flatnonzero(named)
+    outside = named[(named < 0) | (named >= n_rows)]
+    if len(outside):
+        raise ValueError(f"validation_split names row {outside[0]}, and the rows of X are 0 to {n_rows - 1}.")
+    held, counts = np.unique(named.astype(np.intp), return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"validation_split names row {held[counts > 1][0]} more than once.")
+    return held
+
+
+def _last_splits(
+    splitter: Any, n_rows: int, given: RowsToSplit, rng: np.random.RandomState, count: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    from sklearn.model_selection import TimeSeriesSplit  # imported here, as it loads a fifth of scikit-learn
+
+    if getattr(splitter, "random_state", 0) is None and getattr(splitter, "shuffle", True):
+        splitter = copy.copy(splitter)
+        splitter.random_state = rng.randint(2**31 - 1)
+    # scikit-learn cannot tell the number of rows of a dict.
+    X, y = (None if isinstance(one, Mapping) else one for one in (given.X, given.y))
+    splits = splitter.split(np.zeros((n_rows, 1)) if X is None else X, y, given.groups)
+    last = deque(splits, maxlen=1 if isinstance(splitter, TimeSeriesSplit) else count)
+    found = []
+    for parts in reversed(last):
+        trained, held = (np.flatnonzero(p) if np.asarray(p).dtype == bool else np.asarray(p, np.intp) for p in parts)
+        if len(both := np.intersect1d(trained, held)):
+            raise ValueError(
+                f"validation_split={splitter!r} puts {len(both)} rows into both parts, row {both[0]} among them."
+            )
+        found.append((trained, held))
+    if not found:
+        raise ValueError(f"validation_split={splitter!r} gives no split.")
+    return found
+
+
+def _require_parts(trained: np.ndarray, held: np.ndarray, choice: object) -> None:
+    """Raise if a part has no rows."""
+    if not (len(trained) and len(held)):
+        lacking = "hold out" if len(trained) else "train on"
+        raise ValueError(f"validation_split={_shown(choice)} leaves no row of positive weight to {lacking}.")
+
+
+def _require_classes(rows: np.ndarray, trained: np.ndarray, targets: Targets) -> None:
+    """Raise if none of the rows to train on has a class that other rows have."""
+    parts: list[tuple[Targets, np.ndarray | None]] = [(targets, None)]
+    if isinstance(targets, SeveralTargets):
+        parts = list(zip(targets.parts, targets.weights, strict=True))
+    for part, weights in parts:
+        if part.stratify is None or not isinstance(part.classes, np.ndarray):
+            continue
+        of_all, of_trained = (chosen if weights is None else chosen[weights[chosen] > 0] for chosen in (rows, trained))
+        lacking = np.setdiff1d(part.stratify[of_all], part.stratify[of_trained])
+        if len(lacking):
+            raise ValueError(
+                f"validation_split leaves no row of class {', '.join(map(repr, part.classes[lacking].tolist()))} to "
+                f"train on: hold out fewer rows of it, or leave the class out."
+            )
 
 
 def require_scorable(targets: Targets, weights: np.ndarray | None) -> None:

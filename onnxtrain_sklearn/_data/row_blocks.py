@@ -75,8 +75,9 @@ class RowBlocks:
         Rows that are shuffled together in memory.
     prefetch : int, default=1
         Blocks that are read ahead, in a thread; 0: none. It changes no result.
-    validation_fraction : float in (0, 1), default=None
-        Share of the blocks to hold out for early stopping; None: the estimator's.
+    validation_split : float in (0, 1), default=None
+        Share of the blocks to hold out for early stopping; None: the estimator's. Blocks are read as a whole, so that
+        it cannot name rows.
 
     Attributes
     ----------
@@ -121,10 +122,10 @@ class RowBlocks:
         columns: Sequence[str] | None = None,
         buffer_rows: int = 500_000,
         prefetch: int = 1,
-        validation_fraction: float | None = None,
+        validation_split: float | None = None,
     ) -> None:
         self.source, self.target, self.sample_weight, self.columns = source, target, sample_weight, columns
-        self.buffer_rows, self.prefetch, self.validation_fraction = buffer_rows, prefetch, validation_fraction
+        self.buffer_rows, self.prefetch, self.validation_split = buffer_rows, prefetch, validation_split
         self._opened: _Opened | None = None
         self._lock = threading.Lock()  # the thread that reads ahead may open the source
         _require_names(target, sample_weight, columns)
@@ -136,8 +137,8 @@ class RowBlocks:
             raise ValueError(f"buffer_rows must be at least {LEAST_BLOCKS}, got {buffer_rows}.")
         if prefetch < 0:
             raise ValueError(f"prefetch must be at least 0, got {prefetch}.")
-        if validation_fraction is not None and not 0 < validation_fraction < 1:
-            raise ValueError(f"validation_fraction must lie between 0 and 1, got {validation_fraction}.")
+        if validation_split is not None and not 0 < validation_split < 1:
+            raise ValueError(f"validation_split must lie between 0 and 1, got {validation_split}.")
 
     def __repr__(self) -> str:
         return f"RowBlocks({_description(self.source)}, target={self.target!r})"

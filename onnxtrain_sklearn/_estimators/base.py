@@ -463,6 +463,7 @@ class BaseOrtGradient(GraphEstimator):
         X_old: MatrixLike | None = None,
         y_old: ArrayLike | None = None,
         sample_weight_old: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
         """Train the graph for up to ``max_iter`` epochs.
 
@@ -483,6 +484,8 @@ class BaseOrtGradient(GraphEstimator):
         X_old, y_old, sample_weight_old : like X, y and sample_weight, default=None
             Rows like those that a model was trained on before, for fine-tuning only. They help if the new rows are
             few. ``old_weight`` of :class:`FineTuner` sets their weight relative to the new rows.
+        groups : array-like of shape (n_samples,), default=None
+            The group of each row, which a splitter reads, such as ``validation_split=GroupShuffleSplit()``.
 
         Returns
         -------
@@ -502,9 +505,8 @@ class BaseOrtGradient(GraphEstimator):
             optional_data("val", X_val, y_val, sample_weight_val),
             optional_data("old", X_old, y_old, sample_weight_old),
         )
-        return train(
-            self, Call(X, y, sample_weight, None, validation, resume=is_on(self.warm_start), old_rows=old_rows)
-        )
+        resume = is_on(self.warm_start)
+        return train(self, Call(X, y, sample_weight, None, validation, resume=resume, old_rows=old_rows, groups=groups))
 
     def initialize(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
         """Prepare the estimator for training, as :meth:`fit` does, without taking a step.

@@ -14,7 +14,7 @@ from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import ArrayLike, DTypeLike
 from sklearn.utils import check_random_state
 
-from .._data.held_out import split_rows
+from .._data.held_out import RowsToSplit, ValidationSplit, is_share, named_splits, split_rows
 from .._data.target_scale import TargetScale
 from .._data.targets import Classes, SeveralTargets, Targets
 from .._fitted.fitted_model import FittedModel
@@ -45,8 +45,10 @@ class Call:
         Whether to train for one epoch only, as ``partial_fit`` does.
     old_rows : tuple or None
         X, y and sample_weight of old rows, for fine-tuning.
-    validation_fraction : float or None
-        Fraction of the rows to hold out; None: the estimator's ``validation_fraction``.
+    validation_split : float or None
+        Share of the rows to hold out, of a table; None: the estimator's ``validation_split``.
+    groups : array-like or None
+        The group of each row, for a splitter of scikit-learn that holds out rows.
     source : object or None
         The table to read in blocks, if ``X`` is one: ``X`` itself, or what was opened from its path. Then ``y`` and
         ``sample_weight`` name columns.
@@ -65,7 +67,8 @@ class Call:
     resume: bool = False
     one_epoch: bool = False
     old_rows: Validation | None = None
-    validation_fraction: float | None = None
+    validation_split: float | None = None
+    groups: ArrayLike | None = None
     source: Any = None
     stream: Any = None
     resources: ExitStack = field(default_factory=ExitStack)
@@ -101,13 +104,15 @@ class Split:
 
     Parameters
     ----------
-    fraction : float or None
-        The fraction of the rows to hold out; None holds out none.
+    choice : float, array-like, splitter or None
+        The rows to hold out, as ``validation_split`` names them; None holds out none.
     rng : numpy.random.RandomState
+    given : RowsToSplit
+        The data of the call, for splitters that read them.
     """
 
-    def __init__(self, fraction: float | None, rng: np.random.RandomState) -> None:
-        self._fraction, self._rng = fraction, rng
+    def __init__(self, choice: ValidationSplit | None, rng: np.random.RandomState, given: RowsToSplit) -> None:
+        self._choice, self._rng, self._given = choice, rng, given
         self._drawn: tuple[np.ndarray, np.ndarray | None] | None = None
 
     def of(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
@@ -116,10 +121,12 @@ class Split:
         # order of draws would give other numbers.
         if self._drawn is None:
             rows = np.arange(len(examples)) if examples.weights is None else np.flatnonzero(examples.weights)
-            if self._fraction is None:
+            if self._choice is None:
                 self._drawn = rows, None
+            elif is_share(self._choice):
+                self._drawn = split_rows(rows, examples.targets, float(self._choice), self._rng)
             else:
-                self._drawn = split_rows(rows, examples.targets, self._fraction, self._rng)
+                (self._drawn,) = named_splits(self._choice, rows, examples.targets, self._given, self._rng)
         return self._drawn
 
 

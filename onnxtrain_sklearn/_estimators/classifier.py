@@ -104,13 +104,14 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         X_old: MatrixLike | None = None,
         y_old: ArrayLike | None = None,
         sample_weight_old: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
         classes: ArrayLike | None = None,
     ) -> Self:
         """Train the graph for up to ``max_iter`` epochs.
 
         Parameters
         ----------
-        X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old : array-like
+        X, y, sample_weight, X_val, y_val, sample_weight_val, X_old, y_old, sample_weight_old, groups : array-like
             As in :meth:`OrtGradientRegressor.fit`, but ``y`` holds labels, or names their column: one label per row,
             several labels per row, or one label for each position of a row, (n_samples, ...), for which the graph has
             scores. If the loss declares it (``LogLoss(targets="probabilities")`` or "counts"), ``y`` holds soft labels,
@@ -146,8 +147,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             optional_data("val", X_val, y_val, sample_weight_val),
             optional_data("old", X_old, y_old, sample_weight_old),
         )
+        resume = is_on(self.warm_start)
         return train(
-            self, Call(X, y, sample_weight, known, validation, resume=is_on(self.warm_start), old_rows=old_rows)
+            self, Call(X, y, sample_weight, known, validation, resume=resume, old_rows=old_rows, groups=groups)
         )
 
     def initialize(

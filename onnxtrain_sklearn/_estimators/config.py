@@ -1,7 +1,7 @@
 """The configuration of a training: the parameters of an estimator, checked and resolved once.
 
 The loop and the steps read the configuration, not the parameters. Parameters about data, decodings and scores, such as
-``validation_fraction`` or ``scoring``, are read where they are used.
+``validation_split`` or ``scoring``, are read where they are used.
 """
 
 from __future__ import annotations

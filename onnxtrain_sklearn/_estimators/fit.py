@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from .._data.held_out import RowsToSplit, require_group_reader
 from .._data.targets import SeveralTargets
 from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import FittedModel
@@ -186,8 +187,9 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
 
     # The graph for these data: a builder builds it now, and a new head is sized to the targets.
     holds_out = config.loop.early_stopping and call.validation is None and not call.one_epoch
-    fraction = estimator.validation_fraction if call.validation_fraction is None else call.validation_fraction
-    split = Split(float(fraction) if holds_out else None, rng)
+    choice = estimator.validation_split if call.validation_split is None else call.validation_split
+    require_group_reader(call.groups, choice if holds_out else None)
+    split = Split(choice if holds_out else None, rng, RowsToSplit(call.X, call.y, call.groups))
     graph, examples = plan.complete(config, call, examples, split, rng)
     if config.alpha is None:
         config = replace(config, alpha=_penalty(estimator, config, call, examples))

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from .._data.held_out import ValidationSplit
 from .._training.parameters import Trainable
 from .._utils.params import (
     COUNT,
@@ -27,6 +28,7 @@ from .._utils.params import (
     Parameter,
     Parametrized,
     Range,
+    RowChoice,
     check_parameters,
     rules_of,
     switch,
@@ -152,9 +154,13 @@ can predict only the validation data ``X``, with the weights of that epoch. If a
 ``"neg_log_loss"`` and ``"neg_brier_score"`` are means over the labels, because scikit-learn's scorers would read
 the row as one label. It needs validation data:
 ``early_stopping=True``, or ``X_val`` and ``y_val``.""", tunes=True),
-    "validation_fraction": Parameter("float", """
-Share of the rows that early stopping holds out if ``fit`` gets no ``X_val``.""",
-        (Range(Real, 0, 1, closed="neither"),)),
+    "validation_split": Parameter("float, array-like or splitter", """
+The rows that early stopping holds out if ``fit`` gets no ``X_val``. A float: this share of the rows, at random, of each
+class its share. Indices of rows, or a mask of all rows that is True for those held out. A splitter of scikit-learn,
+such as ``GroupShuffleSplit()``, which reads the ``groups`` of ``fit``, or ``TimeSeriesSplit()``: the last of its splits
+counts, and rows in neither part of it are left out. A splitter without a ``random_state`` draws by that of the
+estimator. A table of more than ``buffer_rows`` rows needs a float, because whole blocks of it are held out.""",
+        (Range(Real, 0, 1, closed="neither"), RowChoice())),
     "callbacks": Parameter("list of callbacks or None", """
 Functions, and callbacks of :mod:`onnxtrain_sklearn.callbacks` (``EarlyStopping()``, ``Checkpoint("folder")``),
 of ``sklearn.callback`` (``ProgressBar``, ``ScoringMonitor``), or of the same form. A function is called after
@@ -279,7 +285,7 @@ class Parameters(DeclaredEstimator):
     n_iter_no_change: float = 10
     early_stopping: bool | str = False
     scoring: str | Callable[..., float] | None = None
-    validation_fraction: float = 0.1
+    validation_split: ValidationSplit = 0.1
     callbacks: Sequence[object] | None = None
     warm_start: bool = False
     random_state: int | np.random.RandomState | None = None

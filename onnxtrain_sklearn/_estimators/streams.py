@@ -25,6 +25,7 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted
 from .._data.batches import Block, BlockBatches
 from .._data.class_weight import balanced_labels, balanced_weights
 from .._data.columns import InputData, require_in_memory
+from .._data.held_out import require_group_reader, share_of_blocks
 from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks, holds_blocks, is_source, names_of, pieces, readable, targets_in
 from .._data.statistics import Extremes, LabelCounts, Moments
@@ -347,10 +348,10 @@ def with_arrays(
     source = call.source
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = sizes_of_blocks(source)
-    fraction = getattr(source, "validation_fraction", None)
+    fraction = getattr(source, "validation_split", None)
     if (whole := rows_in_buffer(source, sizes)) is not None:
         X, y, sample_weight = whole
-        return replace(call, X=X, y=y, sample_weight=sample_weight, validation_fraction=fraction)
+        return replace(call, X=X, y=y, sample_weight=sample_weight, validation_split=fraction)
     _require_streamable(estimator, call, config)
 
     read = targets_of(source)
@@ -364,8 +365,9 @@ def with_arrays(
     # Draw an order of the blocks and hold out the first ones, passing over blocks whose rows all have weight zero.
     held_out: list[int] = []
     if config.loop.early_stopping and call.validation is None and not call.one_epoch:
-        share = float(estimator.validation_fraction if fraction is None else fraction)
-        count = max(1, round(share * len(filled)))
+        choice = estimator.validation_split if fraction is None else fraction
+        require_group_reader(call.groups, choice)
+        count = max(1, round(share_of_blocks(choice) * len(filled)))
         if count >= len(filled):
             raise ValueError(
                 f"early_stopping=True holds out blocks, and the source has {len(filled)}: write smaller row groups, or "

@@ -204,6 +204,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         X_val: MatrixLike | None = None,
         y_val: MatrixLike | None = None,
         sample_weight_val: ArrayLike | Mapping[str, ArrayLike | None] | None = None,
+        groups: ArrayLike | None = None,
         classes: Mapping[str, ArrayLike] | None = None,
     ) -> Self:
         """Train the outputs for up to ``max_iter`` epochs.
@@ -222,6 +223,8 @@ class OrtGradientMultiOutput(GraphEstimator):
             of names.
         X_val, y_val, sample_weight_val : like X, y and sample_weight, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
+        groups : array-like of shape (n_samples,), default=None
+            The group of each row, as in :meth:`OrtGradientRegressor.fit`.
         classes : dict of str to array-like, default=None
             All labels, sorted, of each output for which ``y`` lacks some labels.
 
@@ -242,7 +245,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         known: Any = classes
         training: tuple[Any, Any, Any] = (X, y, sample_weight)
         validation = optional_data("val", X_val, y_val, sample_weight_val)
-        return train(self, Call(*training, known, validation, resume=is_on(self.warm_start)))
+        return train(self, Call(*training, known, validation, resume=is_on(self.warm_start), groups=groups))
 
     def initialize(
         self,

@@ -24,9 +24,18 @@ from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin, clon
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from .._data.class_weight import row_weights
+from .._data.columns import require_in_memory
+from .._data.held_out import (
+    RowsToSplit,
+    ValidationSplit,
+    faults_of_validation_data,
+    is_share,
+    require_group_reader,
+    share_of_blocks,
+)
 from .._data.inputs import prediction_type
 from .._data.targets import Targets, class_targets, regression_targets
-from .._estimators.call import generator_of
+from .._estimators.call import generator_of, optional_data
 from .._estimators.fit import raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
 from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
@@ -53,8 +62,8 @@ from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
-from .._utils.params import COUNT, Parameter, Range, declare
-from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike
+from .._utils.params import COUNT, Parameter, Range, RowChoice, declare
+from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike, Validation
 from ..runtime import Runtime
 from .ensemble import (
     Examples,
@@ -65,6 +74,7 @@ from .ensemble import (
     Place,
     PreparedMember,
     TableExamples,
+    ValidationRows,
     epochs_of,
     exported_networks,
     prepared_members,
@@ -80,7 +90,7 @@ if TYPE_CHECKING:
 
 
 MOST_HELD_OUT = 0.5
-"""Largest ``validation_fraction``."""
+"""Largest share of the rows in ``validation_split``."""
 
 DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "accuracy", "multilabel": "neg_log_loss"}
 """Scores of held-out rows by task, for ``scoring=None``; a regressor uses R².
@@ -96,10 +106,14 @@ class RecipeParameters(DeclaredEstimator):
 
     n_ensembles: int | str = declare(1, Parameter("int", """
 Number of models to train. Each holds out other rows, and one graph averages their predictions.""", (COUNT,)))
-    validation_fraction: float | None = declare(0.2, Parameter("float or None", """
-Share of the rows that each model holds out, at most one half. The epoch with the best score on these rows is kept
-(``scoring``). None: no rows are held out, and {unvalidated}.""",
-        (Range(Real, 0, MOST_HELD_OUT, closed="right"), None)))
+    validation_split: ValidationSplit | None = declare(0.2, Parameter("float, array-like, splitter or None", """
+The rows that each model holds out if ``fit`` gets no ``X_val``. The epoch with the best score on them is kept
+(``scoring``). A float: this share of the rows, at most one half, other rows for each model. Indices of rows, or a mask
+of all rows that is True for those held out. A splitter of scikit-learn, such as ``GroupShuffleSplit()``, which reads
+the ``groups`` of ``fit``: the last of its splits counts for the first model, the one before it for the second, and so
+on; of ``TimeSeriesSplit()`` the last one for all. Rows in neither part of a split are left out. A table of more than
+``buffer_rows`` rows needs a float. None: no rows are held out, and {unvalidated}.""",
+        (Range(Real, 0, MOST_HELD_OUT, closed="right"), RowChoice(), None)))
     scoring: str | Callable[..., float] | None = declare(None, Parameter("str, callable or None", """
 Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for classes
 ``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float`` of a network and its preprocessed
@@ -154,7 +168,17 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     def _network(self, preprocessing: Preprocessing, n_rows: int) -> Network:
         """Return the estimator to train on ``n_rows`` rows of the preprocessed table."""
 
-    def fit(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
+    def fit(
+        self,
+        X: TableLike,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        X_val: MatrixLike | None = None,
+        y_val: ArrayLike | None = None,
+        sample_weight_val: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+    ) -> Self:
         """Fit the preprocessing and train the networks.
 
         Parameters
@@ -168,6 +192,10 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         sample_weight : array-like of shape (n_samples,), or str, default=None
             Weight of each row in the loss and in the validation score, >= 0; None: one. The preprocessing counts all
             rows alike, but those of weight 0 not at all. Of a table in files, the name of its column.
+        X_val, y_val, sample_weight_val : like X, y and sample_weight, in memory, default=None
+            Rows on which each network is scored after each epoch, in place of ``validation_split``.
+        groups : array-like of shape (n_samples,), default=None
+            The group of each row, which a splitter reads, such as ``validation_split=GroupShuffleSplit()``.
 
         Returns
         -------
@@ -187,7 +215,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         before = dict(vars(self))
         try:
             tasks = MemberTasks(self)
-            interrupted = tasks.run(lambda: self._fit(X, y, sample_weight, tasks))
+            validation = optional_data("val", X_val, y_val, sample_weight_val)
+            interrupted = tasks.run(lambda: self._fit((X, y, sample_weight), validation, groups, tasks))
         except BaseException:
             vars(self).clear()
             vars(self).update(before)
@@ -196,51 +225,62 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             raise_or_warn(interrupted, self)
         return self
 
-    def _fit(self, X: Any, y: Any, sample_weight: Any, tasks: MemberTasks) -> KeyboardInterrupt | None:
+    def _fit(
+        self, rows: Validation, validation: Validation | None, groups: ArrayLike | None, tasks: MemberTasks
+    ) -> KeyboardInterrupt | None:
         """Read the data, train, and set the fitted attributes; return the interrupt that ended training early."""
+        X, y, sample_weight = rows
         with ExitStack() as resources:
             source = opened_source(X, y, sample_weight, resources)
             if source is None and y is None:
                 raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-            if source is None:
-                return self._train(self._table(X, y, sample_weight), self.validation_fraction, tasks)
-            of_source = getattr(source, "validation_fraction", None)
-            fraction = self.validation_fraction if of_source is None else of_source
-            if fraction is not None and fraction > MOST_HELD_OUT:
-                raise ValueError(f"validation_fraction must be at most {MOST_HELD_OUT}, got {fraction}.")
-            sizes = sizes_of_blocks(source)
-            rows = rows_in_buffer(source, sizes)
+            of_source = getattr(source, "validation_split", None)
+            choice = self.validation_split if of_source is None else of_source
+            if is_share(choice) and choice > MOST_HELD_OUT:
+                raise ValueError(f"validation_split must be at most {MOST_HELD_OUT}, got {choice}.")
+            choice = None if validation is not None else choice
+            require_group_reader(groups, choice)
             examples: Examples
-            if rows is None:
+            sizes = None if source is None else sizes_of_blocks(source)
+            in_buffer = None if sizes is None else rows_in_buffer(source, sizes)
+            if sizes is not None and in_buffer is None:
+                if choice is not None:
+                    choice = share_of_blocks(choice)
                 examples = BlockExamples(self, source, sizes)
             else:
-                X, y, sample_weight = rows
-                examples = self._table(with_categories(source, X), y, sample_weight)
-            return self._train(examples, fraction, tasks)
+                if in_buffer is not None:
+                    X, y, sample_weight = in_buffer
+                    X = with_categories(source, X)
+                examples = self._table(X, y, sample_weight, groups)
+            return self._train(examples, choice, validation, tasks)
 
-    def _table(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None) -> TableExamples:
-        """Return the rows of a table in memory, with their targets and weights."""
+    def _table(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None, groups: Any) -> TableExamples:
+        """Return the rows of a table in memory, with their targets, weights and groups."""
         table = read_table(self, X, reset=True)
         categorical = categorical_columns(table, self.categorical_features)
         warn_of_columns(table, self.categorical_features)
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, self.class_weight)
-        return TableExamples(table, categorical, targets, weights)
+        return TableExamples(table, categorical, targets, weights, RowsToSplit(X, y, groups))
 
-    def _train(self, examples: Examples, fraction: float | None, tasks: MemberTasks) -> KeyboardInterrupt | None:
-        """Train the networks and set the fitted attributes; ``fraction`` of the rows is held out from each."""
+    def _train(
+        self, examples: Examples, choice: ValidationSplit | None, validation: Validation | None, tasks: MemberTasks
+    ) -> KeyboardInterrupt | None:
+        """Train the networks and set the fitted attributes; ``choice`` says which rows are held out from each."""
         place = Place.of(self)
-        if self.scoring is not None and fraction is None:
+        if self.scoring is not None and choice is None and validation is None:
             raise ValueError(
-                f"scoring={self.scoring!r} needs rows that are held out: set validation_fraction, 0.2 for example."
+                f"scoring={self.scoring!r} needs rows that are held out: set validation_split, 0.2 for example, or "
+                f"give X_val and y_val."
             )
         recipe = self._for_rows(examples.total_rows)
         # The authors of both recipes choose the epoch by the accuracy. On few rows held out it moves in large steps.
         by_loss = recipe._watches_loss and examples.task != "multilabel"  # whose default score is a loss
         default = None if by_loss else DEFAULT_SCORING.get(examples.task)
-        training = MemberTraining(self._early_stopping, default if self.scoring is None else self.scoring, tasks.fit)
-        trained = train_members(recipe._members(examples, fraction), training, examples, place)
+        scoring = default if self.scoring is None else self.scoring
+        training = MemberTraining(self._early_stopping, scoring, tasks.fit, self._validation_rows(validation, examples))
+        trained = train_members(recipe._members(examples, choice), training, examples, place)
         # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
         networks = trained.networks
         vars(self).update(
@@ -263,19 +303,37 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             self.classes_, self._task = examples.classes, examples.task
         return trained.interrupted
 
+    def _validation_rows(self, validation: Validation | None, examples: Examples) -> ValidationRows | None:
+        """Return the function that prepares the rows of ``X_val`` for a network, with their targets and weights."""
+        if validation is None:
+            return None
+        X, y, sample_weight = validation
+
+        def prepare(preprocessing: Preprocessing, place: Place) -> Validation:
+            with faults_of_validation_data():
+                require_in_memory(X)
+                table = read_table(self, X, reset=False)
+                weights = sample_weight
+                if self.class_weight is not None:
+                    weights = row_weights(sample_weight, class_targets(y, examples.classes), self.class_weight)
+                matrix = preprocessing.transform(table, place.device, place.session_options)
+            return matrix, y, weights
+
+        return prepare
+
     def _for_rows(self, n_rows: int) -> Self:
         """Return a recipe in which the parameters that depend on the number of rows are known."""
         return self
 
-    def _members(self, examples: Examples, fraction: float | None) -> Iterator[PreparedMember]:
-        """Yield the networks to train; a fraction of the rows is held out."""
+    def _members(self, examples: Examples, choice: ValidationSplit | None) -> Iterator[PreparedMember]:
+        """Yield the networks to train, with the rows that ``choice`` holds out."""
 
         def network(preprocessing: Preprocessing, n_rows: int, seed: int) -> Network:
             shared = {name: getattr(self, name) for name in ("verbose", "engine", "device", "runtime")}
             return self._network(preprocessing, n_rows).set_params(random_state=seed, **shared)
 
         recipe = MemberRecipe(self._scaling, self._drops_constants, network)
-        return prepared_members(recipe, examples, int(self.n_ensembles), fraction, generator_of(self, examples.parts))
+        return prepared_members(recipe, examples, int(self.n_ensembles), choice, generator_of(self, examples.parts))
 
     @property
     def history_(self) -> EpochRows:
@@ -304,7 +362,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         folder : str or path
             The folder to write. One that holds an earlier export is replaced as a whole.
         X, y : data as for :meth:`fit`
-            All rows but those that ``validation_fraction`` holds out shape the preprocessing.
+            All rows but those that ``validation_split`` holds out shape the preprocessing.
         form : {"both", "step", "epoch"}, default="both"
             The training graphs to write.
         target : {"any", "web"}, default="any"

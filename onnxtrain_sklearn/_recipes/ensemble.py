@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.class_weight import weights_of_classes
+from .._data.held_out import RowsToSplit, ValidationSplit, is_share, named_splits
 from .._data.targets import Targets
 from .._estimators.call import digest_of_targets
 from .._estimators.files import exported_training, untrained_state
@@ -34,7 +35,7 @@ from .._model.links import Task
 from .._ort import devices
 from .._ort.devices import Device
 from .._utils.cache import digest
-from .._utils.typing import ClassWeight, MatrixLike
+from .._utils.typing import ClassWeight, MatrixLike, Validation
 from ..runtime import resolve_runtime
 from .preprocessing import Preprocessing, Scaling, fit_preprocessing
 from .raw_table import RawTable, categorical_columns, read_table, warn_of_columns
@@ -44,6 +45,9 @@ Network: TypeAlias = Any
 
 Recipe: TypeAlias = Any
 """An estimator for raw tables."""
+
+ValidationRows: TypeAlias = "Callable[[Preprocessing, Place], Validation]"
+"""A function that returns validation rows as a network takes them: matrix, targets, weights."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +96,14 @@ class MemberTraining:
         The score on these rows, as the network takes it.
     fit : callable
         Fits the network, given X, y and further arguments.
+    validation : callable or None
+        Returns the rows that the user gives to score the network, given its preprocessing and the place to run it.
     """
 
     early_stopping: bool | str
     scoring: Scoring | None
     fit: Callable[[Network, Any, Any, dict[str, Any]], None]
+    validation: ValidationRows | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +154,7 @@ class Examples(Protocol):
         """Yield digests of the data, by which a Checkpoint knows them again."""
 
     def folds(
-        self, count: int, fraction: float | None, rng: np.random.RandomState
+        self, count: int, choice: ValidationSplit | None, rng: np.random.RandomState
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield rows to train on and rows to validate on, ``count`` times."""
 
@@ -165,11 +172,11 @@ def prepared_members(
     recipe: MemberRecipe,
     examples: Examples,
     n_members: int,
-    validation_fraction: float | None,
+    choice: ValidationSplit | None,
     rng: np.random.RandomState,
 ) -> Iterator[PreparedMember]:
     """Yield the members one after the other, each with a preprocessing that is fitted to its own rows."""
-    for rows, held in examples.folds(n_members, validation_fraction, rng):
+    for rows, held in examples.folds(n_members, choice, rng):
         # A generator for each member: the number of draws of one member does not change the next one.
         member_rng = np.random.RandomState(rng.randint(2**31 - 1))
         preprocessing = examples.preprocessing(recipe, rows, member_rng)
@@ -190,7 +197,10 @@ def train_members(
         for member in members:
             network = member.network
             X, y, settings = examples.arguments(member, place)
-            if len(member.held):
+            if training.validation is not None:
+                parts = training.validation(member.preprocessing, place)
+                settings |= dict(zip(("X_val", "y_val", "sample_weight_val"), parts, strict=True))
+            if "X_val" in settings:
                 network.set_params(early_stopping=training.early_stopping, scoring=training.scoring)
             if examples.classes is not None:
                 settings["classes"] = examples.classes
@@ -274,6 +284,7 @@ class TableExamples:
     categorical: tuple[bool, ...]
     targets: Targets
     weights: np.ndarray | None
+    given: RowsToSplit
 
     @property
     def used(self) -> np.ndarray:
@@ -301,10 +312,12 @@ class TableExamples:
         return self.targets.task
 
     def folds(
-        self, count: int, fraction: float | None, rng: np.random.RandomState
+        self, count: int, choice: ValidationSplit | None, rng: np.random.RandomState
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield rows to train on and rows to validate on, ``count`` times; each fold has its share of each class."""
-        return validation_folds(self.used, self.labels, count, fraction, rng)
+        """Yield rows to train on and rows to validate on, ``count`` times; a share has its share of each class."""
+        if choice is None or is_share(choice):
+            return validation_folds(self.used, self.labels, count, choice, rng)
+        return iter(named_splits(choice, self.used, self.targets, self.given, rng, count))
 
     def n_rows(self, rows: np.ndarray) -> int:
         """Return the number of rows."""
@@ -443,9 +456,10 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
     warn_of_columns(table, recipe.categorical_features)
     targets = recipe._encode(y)
     check_consistent_length(table.columns[0], targets.values)
-    examples = TableExamples(table, categorical_columns(table, recipe.categorical_features), targets, None)
+    categorical = categorical_columns(table, recipe.categorical_features)
+    examples = TableExamples(table, categorical, targets, None, RowsToSplit(X, y))
     weights, place = _class_weights_by_label(recipe, targets), Place.of(recipe)
-    for member in recipe._for_rows(examples.total_rows)._members(examples, recipe.validation_fraction):
+    for member in recipe._for_rows(examples.total_rows)._members(examples, recipe.validation_split):
         if weights:
             member.network.set_params(class_weight=weights)
         matrix, values, _ = examples.prepared(member.preprocessing, member.rows, place)

@@ -178,7 +178,7 @@ class BlockExamples:
             if n_folds < max(count, 2):
                 raise ValueError(
                     f"Whole blocks are held out for validation, and the source has {len(used)}, of which {len(order)} "
-                    f"can be left out: write smaller row groups, or set validation_fraction=None."
+                    f"can be left out: write smaller row groups, or set validation_split=None."
                 )
             for start in range(0, len(order), n_folds):
                 layer = order[start : start + n_folds].tolist()

@@ -174,8 +174,31 @@ class Levels:
         return "increasing floats in the range (0.0, 1.0), 0.5 among them"
 
 
+class RowChoice:
+    """Rows: their indices, a mask of all rows, or a splitter of scikit-learn."""
+
+    def accepts(self, value: object) -> bool:
+        """Return True if ``value`` is a list of indices, a mask or a splitter."""
+        if is_splitter(value):
+            return True
+        if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+            return False
+        array = np.asarray(value)
+        return array.ndim == 1 and (array.dtype.kind in "iub" or not array.size)
+
+    def __str__(self) -> str:
+        return "indices of rows, a mask of rows or a splitter of scikit-learn"
+
+
+def is_splitter(value: object) -> bool:
+    """Return True if ``value`` splits rows as scikit-learn's splitters do."""
+    methods = (getattr(value, name, None) for name in ("split", "get_n_splits"))
+    return all(map(callable, methods)) and not isinstance(value, type)
+
+
 Rule: TypeAlias = (
-    "Range | OneOf | Instance | Sizes | Callbacks | PatternFactors | CodeColumns | Levels | type[bool] | None"
+    "Range | OneOf | Instance | Sizes | Callbacks | PatternFactors | CodeColumns | Levels | RowChoice "
+    "| type[bool] | None"
 )
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]
 

@@ -85,7 +85,7 @@ def test_hooks_get_the_rows_and_an_estimator_as_if_training_had_ended():
 
 def test_rows_that_are_held_out_are_not_among_those_of_the_hooks():
     scores = Scores()
-    net(scores, max_iter=1, early_stopping=True, validation_fraction=0.25).fit(X, list(Y))
+    net(scores, max_iter=1, early_stopping=True, validation_split=0.25).fit(X, list(Y))
     assert {len(rows) for X, y, *_ in scores.values() for rows in (X, y)} == {90}
 
 

@@ -73,7 +73,7 @@ def check_minibatches(draw: Draw, estimator: Any, call: RecordedCall, kind: str)
     splits = bool(parameters["early_stopping"]) and kind == "fit" and draw.validation is None
     held = np.setdiff1d(weighted, rows)
     assert set(rows) <= set(weighted.tolist())
-    assert len(held) == (np.ceil(parameters["validation_fraction"] * len(weighted)) if splits else 0)
+    assert len(held) == (np.ceil(parameters["validation_split"] * len(weighted)) if splits else 0)
     size = 200 if parameters["batch_size"] == "auto" else parameters["batch_size"]
     size = min(size, len(rows))
     for minibatches in call.passes:

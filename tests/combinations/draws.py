@@ -205,7 +205,7 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
         "optimizer__weight_decay_factors": lambda: drawn_factors(dice, draw) if decays else None,
         "trainable": lambda: drawn_patterns(dice, draw),
         "early_stopping": lambda: dice.one(True, "best_epoch"),
-        "validation_fraction": lambda: dice.one(0.3, 0.5),
+        "validation_split": lambda: dice.one(0.3, 0.5),
         "tol": lambda: dice.one(0.0, 0.01, 0.3),
         "n_iter_no_change": lambda: dice.one(1, 2),
         "runtime": lambda: Runtime(checkpoint_activations=True) if engine == "portable" else None,
@@ -217,7 +217,7 @@ def drawn_parameters(dice: Dice, draw: Draw, engine: str) -> dict[str, Any]:
     found |= {name: option() for name, option in options.items() if dice.chance(0.35)}
     found |= {"drop_last": True} if draw.number % 3 == 1 else {}
     if found.get("early_stopping") and draw.validation is None:
-        found["validation_fraction"] = 0.4
+        found["validation_split"] = 0.4
         if len(draw.X) < 13:
             del found["early_stopping"]
     return found

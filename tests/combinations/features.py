@@ -17,7 +17,7 @@ def features(draw: Draw) -> set[str]:
         name for name, value in given.items() if name not in ALWAYS and value not in (None, "constant", "auto", False)
     }
     found |= {"shuffle=False"} if given.get("shuffle") is False else set()
-    found -= {"validation_fraction", "l1_ratio"} if not given.get("alpha") else {"validation_fraction"}
+    found -= {"validation_split", "l1_ratio"} if not given.get("alpha") else {"validation_split"}
     found |= {f"optimizer {given['optimizer'].name}", f"loss {given['loss'].name}", draw.task}
     weights = draw.weights
     found |= set() if weights is None else {"rows of weight zero" if (weights == 0).any() else "sample_weight"}

@@ -100,7 +100,7 @@ def several_drawn(number: int, engine: str = "portable") -> SeveralDraw:
         own = dice.one(*labels)
         parameters["class_weight"] = {own: dice.one("balanced", {KNOWN[named[own]][0]: 3.0})}
     if parameters.get("early_stopping") and validation is None:
-        parameters["validation_fraction"] = 0.4
+        parameters["validation_split"] = 0.4
     found = {o: LOSSES[name](**settings) for o, (name, settings) in losses.items()}
     changed = {o: v for o, v in dice.one(*draws.CHANGES).items() if o != "trainable"}
     return SeveralDraw(

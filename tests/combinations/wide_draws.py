@@ -167,7 +167,7 @@ def wide_drawn(number: int, engine: str = "portable") -> WideDraw:
         **wide_parameters(dice, kind, task, number, engine),
     }
     if parameters.get("early_stopping") and validation is None:
-        parameters["validation_fraction"] = 0.4
+        parameters["validation_split"] = 0.4
         if task != "regression" and min(np.unique(y, return_counts=True)[1]) < 5:
             del parameters["early_stopping"]
     draw = WideDraw(number, kind, task, n_outputs, model, parameters, X, y, weights, validation)

@@ -92,7 +92,7 @@ CASES = {
         },
     ),
     "schedule": (NUMBER, {"learning_rate": "cosine"}),
-    "early stopping": (THREE, {"early_stopping": True, "validation_fraction": 0.3}),
+    "early stopping": (THREE, {"early_stopping": True, "validation_split": 0.3}),
     "L-BFGS": (NUMBER, {"optimizer": "lbfgs"}),
     "frozen": (THREE, {"trainable": ["layers.1.*", "layers.2.*"]}),
     "one row at a time": (NUMBER, {"batch_size": 1, "max_iter": 1}),

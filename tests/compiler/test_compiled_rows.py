@@ -77,7 +77,7 @@ BOUNDED = {
         },
     ),
     "penalty": (TWO, {"alpha": 0.1, "l1_ratio": 0.2, "optimizer": SGD(momentum=0.9)}),
-    "early stopping": (THREE, {"early_stopping": True, "validation_fraction": 0.2}),
+    "early stopping": (THREE, {"early_stopping": True, "validation_split": 0.2}),
     "frozen": (THREE, {"trainable": ["layers.1.*"]}),
 }
 WHOLE = {

@@ -45,7 +45,7 @@ assert peak[0] - base < LIMIT, (peak, base)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"early_stopping": True, "validation_fraction": 0.5}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"early_stopping": True, "validation_split": 0.5}], ids=str)
 def test_fit_and_predict_of_a_mapped_file_take_little_memory(settings, tmp_path):
     rows, path = 100_000, tmp_path / "X"
     with path.open("wb") as file:

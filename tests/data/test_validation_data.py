@@ -40,7 +40,7 @@ def test_a_split_of_a_single_row_is_refused_as_by_scikit_learn(kind, peer):
     for estimator in (kind(early_stopping=True), *peers):
         with pytest.raises(ValueError, match=message):
             estimator.fit(X[:8], target)
-    kind(early_stopping=True, validation_fraction=0.4).fit(X[:8], target)
+    kind(early_stopping=True, validation_split=0.4).fit(X[:8], target)
 
 
 def test_a_single_row_of_validation_data_is_refused_for_regression():
@@ -70,7 +70,7 @@ def test_a_rare_class_among_the_weighted_rows_is_named():
 
 
 def test_split_smaller_than_class_count_is_refused():
-    with pytest.raises(ValueError, match=r"validation_fraction=0.1 of 40 rows splits them into 36 and 4, with 8 cl"):
+    with pytest.raises(ValueError, match=r"validation_split=0.1 of 40 rows splits them into 36 and 4, with 8 cl"):
         validated_classifier(early_stopping=True).fit(X, np.arange(40) % 8)
 
 

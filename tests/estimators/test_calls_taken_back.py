@@ -32,7 +32,7 @@ CASES = {
     "adamw": {},
     "momentum": {"optimizer": SGD(0.9, ema_decay=0.9)},
     "schedule": {"learning_rate": Cosine(total_steps=60), "optimizer__accumulate": 2},
-    "early stopping": {"early_stopping": True, "validation_fraction": 0.3},
+    "early stopping": {"early_stopping": True, "validation_split": 0.3},
     "dropout": {"model": MLP((8,), dropout=0.3), "dropout_schedule": "linear"},
     "statistics": {"model": MLP((8,), normalization="batch")},
     "lbfgs": {"optimizer": "lbfgs", "batch_size": "auto"},

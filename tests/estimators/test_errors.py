@@ -130,11 +130,11 @@ PARAMETERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "tol NaN": ({"tol": np.nan}, ValueError, "'tol' .* Got nan"),
     "n_iter_no_change type": ({"n_iter_no_change": 1.5}, TypeError, "'n_iter_no_change' .* Got 1.5"),
     "n_iter_no_change zero": ({"n_iter_no_change": 0}, ValueError, "'n_iter_no_change' .* or inf. Got 0"),
-    "validation_fraction type": (
-        {"early_stopping": True, "validation_fraction": "a tenth"}, TypeError, "'validation_fraction' .* Got 'a tenth'",
+    "validation_split type": (
+        {"early_stopping": True, "validation_split": "a tenth"}, TypeError, "'validation_split' .* Got 'a tenth'",
     ),
-    "validation_fraction range": (
-        {"early_stopping": True, "validation_fraction": 1.0}, ValueError, r"in the range \(0.0, 1.0\). Got 1.0",
+    "validation_split range": (
+        {"early_stopping": True, "validation_split": 1.0}, ValueError, r"in the range \(0.0, 1.0\). Got 1.0",
     ),
     "random_state": ({"random_state": "seed"}, ValueError, "cannot be used to seed"),
     "class_weight": ({"class_weight": "equal"}, ValueError, "class_weight"),

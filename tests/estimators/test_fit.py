@@ -270,7 +270,7 @@ def test_a_split_for_early_stopping_is_held_out_and_stratified():
         held_out[:] = X, y
         return accuracy_score(y, estimator.predict(X))
 
-    settings = {"early_stopping": True, "validation_fraction": 0.2, "max_iter": 20, "n_iter_no_change": 3, "tol": 1e-4}
+    settings = {"early_stopping": True, "validation_split": 0.2, "max_iter": 20, "n_iter_no_change": 3, "tol": 1e-4}
     estimator = small(scoring=accuracy, **settings).fit(X, y)
     assert len(held_out[1]) == 40
     assert held_out[1].sum() == 4

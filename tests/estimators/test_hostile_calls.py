@@ -19,7 +19,7 @@ def test_data_that_the_graph_cannot_run_on():
     """The first and last rows, on which it is tried, are right."""
     model = net("e = Gather(E, X) Y = MatMul(e, W)", x="int64[N] X", E=np.ones((5, 3), np.float32))
     numbers = np.array([0, 1, 9, 9, 2, 1])
-    for settings in ({}, {"early_stopping": True, "validation_fraction": 0.5}):
+    for settings in ({}, {"early_stopping": True, "validation_split": 0.5}):
         with pytest.raises(ModelError, match=r"does not run on the data: .*Gather.*out of data bounds"):
             OrtGradientRegressor(model, max_iter=1, random_state=0, **settings).fit(numbers, np.ones(6))
     trained = OrtGradientRegressor(model, max_iter=1).fit(numbers % 5, np.ones(6))

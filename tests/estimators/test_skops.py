@@ -81,7 +81,7 @@ CASES = {
     "strings": (lambda: stored_net(), X, np.array(["no", "yes"])[Y]),
     "labels": (lambda: stored_net(), X, np.c_[Y, 1 - Y]),
     "several labels": (lambda: stored_net(), X, np.array(["no", "yes"])[np.c_[Y, 1 - Y]]),
-    "early stopping": (lambda: stored_net(early_stopping=True, validation_fraction=0.3), X, Y),
+    "early stopping": (lambda: stored_net(early_stopping=True, validation_split=0.3), X, Y),
     "fitted": (lambda: stored_net(linear_net()), X, Y),
     "trees": (lambda: stored_net(GradientBoostingClassifier(n_estimators=2).fit(X, Y)), X, Y),
     "table": (lambda: stored_net(skops_table()), FRAME, Y),

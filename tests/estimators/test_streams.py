@@ -209,7 +209,7 @@ def test_table_sorted_by_target_trains_like_a_shuffled_one(tmp_path):
 def test_early_stopping_holds_out_whole_blocks(tmp_path):
     X, y = labels()
     path = write(tmp_path / "table.parquet", X, y)
-    rows = RowBlocks(path, "y", buffer_rows=200, validation_fraction=0.25)
+    rows = RowBlocks(path, "y", buffer_rows=200, validation_split=0.25)
     read = []
     block = rows.block
     rows.block = lambda i: read.append(i) or block(i)
@@ -220,7 +220,7 @@ def test_early_stopping_holds_out_whole_blocks(tmp_path):
     epochs = [i for i in set(read) if read.count(i) > 4]  # blocks that are trained on
     assert len(epochs) == 18
     again = classifier(early_stopping=True, max_iter=5, n_iter_no_change=10).fit(
-        RowBlocks(path, "y", buffer_rows=200, validation_fraction=0.25)
+        RowBlocks(path, "y", buffer_rows=200, validation_split=0.25)
     )
     assert same_bits(fitted, again)
 
@@ -281,7 +281,7 @@ def test_early_stopping_holds_out_no_block_without_weight(tmp_path):
     weights = np.where(np.arange(len(y)) < 150, 1.0, 0.0)  # six of 24 blocks
     path = write(tmp_path / "table.parquet", X, y, w=weights)
     for seed in range(3):
-        estimator = regressor(early_stopping=True, validation_fraction=0.05, random_state=seed)
+        estimator = regressor(early_stopping=True, validation_split=0.05, random_state=seed)
         estimator.fit(RowBlocks(path, "y", sample_weight="w", buffer_rows=200))
         assert np.isfinite(estimator.validation_scores_).all()
     write(path, X, y, w=np.zeros(len(y)))

@@ -14,7 +14,7 @@ ONE = (X[:, 0] > 0).astype(int)
 SEVERAL = np.stack([ONE, 1 - ONE], axis=1)
 THREE = np.arange(60) % 3
 ESTIMATORS = [RealMLPClassifier(n_ensembles=1, max_iter=1), TabMClassifier(max_iter=1)]
-ESTIMATORS += [OrtGradientClassifier(MLP((4,)), max_iter=1, early_stopping=True, validation_fraction=0.5)]
+ESTIMATORS += [OrtGradientClassifier(MLP((4,)), max_iter=1, early_stopping=True, validation_split=0.5)]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

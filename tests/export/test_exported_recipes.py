@@ -29,7 +29,7 @@ def table(n: int = 96) -> pd.DataFrame:
     return X
 
 
-SMALL = {"max_iter": 4, "random_state": 0, "validation_fraction": None, "batch_size": 32}
+SMALL = {"max_iter": 4, "random_state": 0, "validation_split": None, "batch_size": 32}
 RECIPES = {
     "RealMLP": (RealMLPClassifier("td", hidden_layer_sizes=(8, 8), **SMALL), "labels"),
     "RealMLP, simple": (RealMLPRegressor("td-s", hidden_layer_sizes=(8,), **SMALL), "numbers"),
@@ -113,7 +113,7 @@ def test_several_networks_are_trained_each_as_alone(case, columns, tmp_path):
 def test_the_networks_are_those_that_fit_trains(case, count, tmp_path):
     """A fit that learns nothing predicts as the graphs do before their training."""
     recipe, kind = RECIPES[case]
-    recipe = clone(recipe).set_params(n_ensembles=count, validation_fraction=0.25, learning_rate_init=1e-15)
+    recipe = clone(recipe).set_params(n_ensembles=count, validation_split=0.25, learning_rate_init=1e-15)
     X = table()
     y = target(X, kind)
     recipe.export_training(tmp_path / "folder", X, y)
@@ -135,7 +135,7 @@ def random_numbers(folder: Folder, seed: int) -> list[dict]:
 @pytest.mark.long
 def test_joint_training_equals_separate_training(case, form, tmp_path):
     """Each behind the preprocessing of its own rows, and with random numbers of its own for dropout."""
-    recipe = clone(RECIPES[case][0]).set_params(n_ensembles=2, validation_fraction=0.25)
+    recipe = clone(RECIPES[case][0]).set_params(n_ensembles=2, validation_split=0.25)
     X = table()
     y, X = target(X, RECIPES[case][1]), X[["age", "pay"]]
     recipe.export_training(tmp_path / "both", X, y)

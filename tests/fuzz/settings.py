@@ -85,7 +85,7 @@ PARAMETERS: dict[str, list[Any]] = {
     "tol": [0.0, float("inf"), -float("inf")],
     "n_iter_no_change": [1, 2],
     "early_stopping": [True],
-    "validation_fraction": [0.5, 0.01, 0.99],
+    "validation_split": [0.5, 0.01, 0.99],
     "warm_start": [True],
     "random_state": [1, np.random.RandomState(1), np.random.default_rng(1)],
     "verbose": [0],

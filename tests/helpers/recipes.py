@@ -45,7 +45,7 @@ def held_out(rows: np.ndarray, labels: Any = None) -> np.ndarray:
 
 def member(recipe: Any, X: Any, y: Any, seed: int) -> Member:
     """Return a network trained on all rows, with its preprocessing."""
-    fitted = clone(recipe).set_params(random_state=seed, validation_fraction=None).fit(X, y)
+    fitted = clone(recipe).set_params(random_state=seed, validation_split=None).fit(X, y)
     matrix = fitted._inputs.transform(read_table(fitted, X, reset=False), fitted._device)
     network = fitted._for_rows(len(X))._network(fitted._inputs, len(X)).set_params(random_state=seed).fit(matrix, y)
     return Member(fitted._inputs, network.to_onnx().SerializeToString())

@@ -177,7 +177,7 @@ def test_rows_that_are_not_trained_on_are_not_seen(seen):
     X, y = blobs()
     weights = np.ones(len(X))
     weights[::4] = 0.0
-    fitted = OrtGradientClassifier(Recorder(), early_stopping=True, validation_fraction=0.2, max_iter=1, random_state=0)
+    fitted = OrtGradientClassifier(Recorder(), early_stopping=True, validation_split=0.2, max_iter=1, random_state=0)
     fitted.fit(X, y, sample_weight=weights)
     rows = [np.flatnonzero((row == X).all(axis=1)).item() for row in seen[0]["X"]]
     assert rows == sorted(rows)

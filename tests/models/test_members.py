@@ -218,7 +218,7 @@ def test_training_goes_on(kind):
     copy = pickle.loads(pickle.dumps(first))
     assert_array_equal(copy.predict(X), first.predict(X))
     assert weights_equal(copy.partial_fit(X[40:], y[40:]), first.partial_fit(X[40:], y[40:]))
-    again = clone(first).set_params(early_stopping=True, validation_fraction=0.3, max_iter=4, warm_start=True)
+    again = clone(first).set_params(early_stopping=True, validation_split=0.3, max_iter=4, warm_start=True)
     quietly(again.fit, X, y)
     held = again.validation_scores_
     assert len(held) == 4

@@ -193,9 +193,7 @@ def test_partial_fit_makes_one_pass_over_a_stream(tmp_path):
 
 
 def test_early_stopping_holds_out_whole_blocks(tmp_path):
-    found = net(early_stopping=True, max_iter=4).fit(
-        blocks(write(tmp_path / "table.parquet"), validation_fraction=0.25)
-    )
+    found = net(early_stopping=True, max_iter=4).fit(blocks(write(tmp_path / "table.parquet"), validation_split=0.25))
     assert len(found.validation_scores_) == 4
     assert found.t_ == 4 * 300
 

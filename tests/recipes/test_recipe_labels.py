@@ -129,7 +129,7 @@ class TestLoss:
     def test_of_training(self, weighted):
         """A fit that learns nothing and drops nothing has the loss of the probabilities that it ends with."""
         classifier = TabMClassifier(**TABM | {"n_members": 1, "max_iter": 1, "learning_rate_init": 1e-15})
-        classifier.set_params(dropout=0.0, validation_fraction=None, hidden_layer_sizes=(4,), batch_size=64)
+        classifier.set_params(dropout=0.0, validation_split=None, hidden_layer_sizes=(4,), batch_size=64)
         weights = np.random.default_rng(0).exponential(size=len(Y)) if weighted else None
         classifier.fit(X, Y, sample_weight=weights)
         expected = reference(Y, classifier.predict_proba(X), weights)
@@ -139,7 +139,7 @@ class TestLoss:
     @pytest.mark.parametrize("share", [0.0, 0.3])
     def test_smoothing_bounds_the_probabilities_of_each_label(self, share):
         rows = np.repeat(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), 50, axis=0)
-        settings = {"max_iter": 100, "validation_fraction": None, "label_smoothing": share}
+        settings = {"max_iter": 100, "validation_split": None, "label_smoothing": share}
         p = clone(SMALL).set_params(**settings).fit(rows, rows).predict_proba(rows)
         assert_allclose(p, np.where(rows == 1, 1 - share / 2, share / 2), atol=0.02)
 
@@ -254,7 +254,7 @@ class TestScikitLearn:
 class TestTrainingFiles:
     @pytest.mark.parametrize("count", [1, 2])
     def test_training_files_train_as_the_networks(self, count, tmp_path):
-        classifier = clone(SMALL).set_params(n_ensembles=count, validation_fraction=None, max_iter=4, batch_size=32)
+        classifier = clone(SMALL).set_params(n_ensembles=count, validation_split=None, max_iter=4, batch_size=32)
         classifier.export_training(tmp_path / "folder", X, Y)
         training = load_training(tmp_path / "folder", shuffle=False)
         given = X.fillna({"corner": ""})

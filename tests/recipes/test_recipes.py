@@ -119,7 +119,7 @@ def test_the_epoch_that_validates_best_is_kept():
     held = held_out(np.arange(len(y)))
     assert regressor.score(X[held], y[held]) == pytest.approx(max(scores), abs=1e-5)
     assert scores[-1] < max(scores) - 1e-3
-    last = clone(regressor).set_params(validation_fraction=None).fit(X, y)
+    last = clone(regressor).set_params(validation_split=None).fit(X, y)
     assert last.validation_scores_ == [None]
 
 
@@ -138,13 +138,13 @@ def test_scoring_chooses_the_epoch(kind):
     regressor = RealMLPRegressor(scoring="neg_mean_absolute_error", **settings).fit(X, X[:, 0])
     assert -1 < max(regressor.validation_scores_[0]) < 0
     with pytest.raises(ValueError, match="needs rows that are held out"):
-        kind(scoring="neg_log_loss", validation_fraction=None).fit(X, y)
+        kind(scoring="neg_log_loss", validation_split=None).fit(X, y)
 
 
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_label_smoothing_bounds_the_probabilities(n_classes):
     X = np.repeat(np.eye(n_classes), 50, axis=0)
-    settings = {**SMALL, "max_iter": 100, "validation_fraction": None}
+    settings = {**SMALL, "max_iter": 100, "validation_split": None}
     for share in (0.1, 0.3):
         largest = RealMLPClassifier(**settings, label_smoothing=share).fit(X, X.argmax(1)).predict_proba(X).max()
         assert largest == pytest.approx(1 - share + share / n_classes, abs=0.02)
@@ -162,7 +162,7 @@ def test_unit_of_the_target_does_not_matter(unit):
 
 def test_predictions_stay_in_the_range_of_the_targets():
     X, y = load_diabetes(return_X_y=True)
-    regressor = RealMLPRegressor(**SMALL, validation_fraction=None).fit(X, y)
+    regressor = RealMLPRegressor(**SMALL, validation_split=None).fit(X, y)
     far = regressor.predict(np.vstack([X * 1e4, X * -1e4]))
     assert far.min() >= y.min() - 1e-3
     assert far.max() <= y.max() + 1e-3
@@ -249,7 +249,7 @@ def sizes_of_minibatches(recipe, rows, monkeypatch, batch_size=64):
     seen = []
     wrap_passes(monkeypatch, lambda plain, step, weight, *rest: seen.append(weight) or plain(step, weight, *rest))
     X, y = np.random.default_rng(0).normal(size=(rows, 2)), np.arange(rows)
-    recipe.set_params(max_iter=1, batch_size=batch_size, validation_fraction=None, engine="portable").fit(X, y)
+    recipe.set_params(max_iter=1, batch_size=batch_size, validation_split=None, engine="portable").fit(X, y)
     return seen
 
 
@@ -303,7 +303,7 @@ def test_search_and_cross_validation_of_raw_tables():
         ({"max_iter": 0}, "'max_iter' parameter"),
         ({"batch_size": 0}, "'batch_size' parameter"),
         ({"n_ensembles": 0}, "'n_ensembles' parameter"),
-        ({"validation_fraction": 0.6}, "'validation_fraction' parameter"),
+        ({"validation_split": 0.6}, "'validation_split' parameter"),
         ({"learning_rate_init": 0}, "'learning_rate_init' parameter"),
         ({"label_smoothing": 1.0}, "'label_smoothing' parameter"),
         ({"scoring": "logloss"}, "Did you mean 'neg_log_loss'"),
@@ -343,7 +343,7 @@ def test_missing_text_is_no_category_of_any_member(kind):
     texts[5] = ""  # one member alone holds this row out, and takes the empty string for a missing value
     y = np.arange(24) // 12
     for seed in range(3):
-        settings = FEW_UNITS[kind] | {"n_ensembles": 3, "max_iter": 1, "batch_size": 8, "validation_fraction": 0.3}
+        settings = FEW_UNITS[kind] | {"n_ensembles": 3, "max_iter": 1, "batch_size": 8, "validation_split": 0.3}
         ensemble = kind(**settings, random_state=seed)
         ensemble.fit(pd.DataFrame({"text": texts, "x": np.arange(24.0)}), y)
         missing, unseen = (pd.DataFrame({"text": [value], "x": [3.0]}) for value in (None, "unseen"))
@@ -356,7 +356,7 @@ def test_column_of_few_booleans_is_numeric_in_every_member(kind):
     flags = np.array([None] * 24, object)
     flags[5] = True
     X = pd.DataFrame({"flag": flags, "x": np.arange(24.0)})
-    settings = FEW_UNITS[kind] | {"n_ensembles": 3, "max_iter": 1, "batch_size": 8, "validation_fraction": 0.3}
+    settings = FEW_UNITS[kind] | {"n_ensembles": 3, "max_iter": 1, "batch_size": 8, "validation_split": 0.3}
     ensemble = kind(**settings, random_state=0)
     ensemble.fit(X, np.arange(24) // 12)
     labels, _ = evaluate(ensemble.to_onnx(), X=np.array([[1.0, 3.0], [np.nan, 3.0]], np.float32))

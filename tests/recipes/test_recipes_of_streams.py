@@ -146,9 +146,9 @@ def test_each_kind_of_source_has_the_bits_of_arrays(kind, tmp_path):
 @pytest.mark.parametrize("kind", FRAMES)
 def test_categories_that_are_numbers_are_those_of_the_source(kind, buffer_rows, tmp_path):
     frame = table(300)[[*FEATURES, "label"]]
-    expected = classifier(validation_fraction=None, max_iter=1).fit(frame[FEATURES], frame["label"])
+    expected = classifier(validation_split=None, max_iter=1).fit(frame[FEATURES], frame["label"])
     rows = RowBlocks(FRAMES[kind](frame, tmp_path / "table.feather"), "label", buffer_rows=buffer_rows)
-    found = classifier(validation_fraction=None, max_iter=1).fit(rows)
+    found = classifier(validation_split=None, max_iter=1).fit(rows)
     assert found._inputs.categories == expected._inputs.categories
     assert found._inputs.categories[1].known == (10.0, 20.0, 30.0)
     assert buffer_rows < 300 or same_graph(found, expected)
@@ -157,11 +157,11 @@ def test_categories_that_are_numbers_are_those_of_the_source(kind, buffer_rows, 
 def test_weights_and_fraction_of_a_table_that_fits_have_the_bits_of_arrays(tmp_path):
     frame = table(300).astype({"grade": int}).assign(weight=np.linspace(0.0, 2.0, 300))
     path = write(frame, tmp_path / "table.parquet")
-    expected = regressor(validation_fraction=0.4).fit(frame[FEATURES], frame["number"], frame["weight"])
-    found = regressor().fit(blocks(path, "number", sample_weight="weight", validation_fraction=0.4))
+    expected = regressor(validation_split=0.4).fit(frame[FEATURES], frame["number"], frame["weight"])
+    found = regressor().fit(blocks(path, "number", sample_weight="weight", validation_split=0.4))
     assert same_graph(found, expected)
-    with pytest.raises(ValueError, match=r"validation_fraction must be at most 0\.5, got 0\.9"):
-        regressor().fit(blocks(path, "number", validation_fraction=0.9))
+    with pytest.raises(ValueError, match=r"validation_split must be at most 0\.5, got 0\.9"):
+        regressor().fit(blocks(path, "number", validation_split=0.9))
 
 
 # Where it does not: what is learned before the first step.
@@ -175,8 +175,8 @@ def test_preprocessing_is_learned_from_all_blocks(name, tmp_path):
     frame.loc[frame["size"] > 2, "size"] = np.nan
     path = write(frame, tmp_path / "table.parquet")
     rows = blocks(path, "number")
-    found = regressor(name, validation_fraction=None, max_iter=1).fit(rows)._inputs
-    expected = regressor(name, validation_fraction=None, max_iter=1).fit(frame[FEATURES], frame["number"])._inputs
+    found = regressor(name, validation_split=None, max_iter=1).fit(rows)._inputs
+    expected = regressor(name, validation_split=None, max_iter=1).fit(frame[FEATURES], frame["number"])._inputs
     assert (found.numbers, found.gaps, found.categories) == (expected.numbers, expected.gaps, expected.categories)
     middle = [frame[one].astype(np.float32).median() for one in ("size", "price")]
     np.testing.assert_array_equal(found.fill, np.array(middle, np.float32))
@@ -195,7 +195,7 @@ def test_quantiles_of_many_rows_are_those_of_a_sketch(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"size": np.sort(rng.exponential(size=60_000)), "number": rng.normal(size=60_000)})
     path = write(frame, tmp_path / "table.parquet", rows=2000)
-    fitted = regressor(validation_fraction=None, max_iter=1, batch_size=4096)
+    fitted = regressor(validation_split=None, max_iter=1, batch_size=4096)
     fitted.fit(RowBlocks(path, "number", buffer_rows=16_000))
     for value, share in ((fitted._inputs.fill[0], 0.5), (fitted._inputs.scaling.center[0], 0.5)):
         assert abs((frame["size"] < value).mean() - share) < 2e-3
@@ -228,7 +228,7 @@ def test_columns_without_values_in_blocks_are_those_of_the_table(setting, name):
     parts[3] = parts[3].assign(color=None, new=None)
     parts = [part.assign(grade=np.nan) for part in parts]
     whole = pd.concat([part.astype({"color": object, "size": float, "new": object}) for part in parts])
-    options = {"validation_fraction": None, "categorical_features": setting}
+    options = {"validation_split": None, "categorical_features": setting}
     found = classifier(name, **options).fit(Frames(parts))
     expected = classifier(name, **options).fit(whole[FEATURES], whole["label"])
     one, other = found._inputs, expected._inputs
@@ -251,8 +251,8 @@ def test_rows_of_weight_zero_count_in_no_statistic(tmp_path):
     frame.loc[:149, "weight"] = 0.0  # three whole blocks
     path = write(frame, tmp_path / "table.parquet")
     kept = frame[frame["weight"] > 0]
-    found = regressor(validation_fraction=None).fit(blocks(path, "number", sample_weight="weight"))
-    expected = regressor(validation_fraction=None).fit(kept[FEATURES], kept["number"])
+    found = regressor(validation_split=None).fit(blocks(path, "number", sample_weight="weight"))
+    expected = regressor(validation_split=None).fit(kept[FEATURES], kept["number"])
     assert found._inputs.categories == expected._inputs.categories
     for name, array in expected._inputs.scaling.numbers().items():
         np.testing.assert_array_equal(found._inputs.scaling.numbers()[name], array)
@@ -317,7 +317,7 @@ def test_members_of_an_ensemble_hold_out_different_blocks(tmp_path):
             read.append(i)
             return super().block(i)
 
-    fitted = classifier(n_ensembles=3, max_iter=4, batch_size=64, validation_fraction=0.25).fit(
+    fitted = classifier(n_ensembles=3, max_iter=4, batch_size=64, validation_split=0.25).fit(
         Counted(parts_of(frame, 12), buffer_rows=200)
     )
     assert {row["network"] for row in fitted.history_} == {0, 1, 2}
@@ -432,7 +432,7 @@ def test_too_few_blocks_to_hold_out_are_an_error(tmp_path):
     frame = table(300)
     with pytest.raises(ValueError, match=r"the source has 2, of which 2 can be left out: write smaller row groups"):
         classifier(n_ensembles=3).fit(Frames(parts_of(frame, 2), buffer_rows=100))
-    assert classifier(validation_fraction=None).fit(Frames(parts_of(frame, 2), buffer_rows=100)).n_iter_ == 4
+    assert classifier(validation_split=None).fit(Frames(parts_of(frame, 2), buffer_rows=100)).n_iter_ == 4
 
 
 @pytest.mark.filterwarnings("ignore:Column .* different texts")

@@ -216,7 +216,7 @@ PARAMETERS = (
     "l1_ratio dropout_schedule "
     "trainable adapters finetune ignore_label class_weight "
     "target_scaling clip_predictions tol "
-    "n_iter_no_change early_stopping scoring validation_fraction callbacks warm_start random_state verbose engine "
+    "n_iter_no_change early_stopping scoring validation_split callbacks warm_start random_state verbose engine "
     "device runtime"
 ).split()
 

@@ -56,7 +56,7 @@ CASES = {
     "all of it": {"alpha": 0.3, "optimizer": Adam(weight_decay=0.1, max_grad_norm=0.05)},
     "one batch": {"batch_size": 64},
     "frozen": {"trainable": ["layers.1.*"]},
-    "early stopping": {"early_stopping": True, "validation_fraction": 0.3},
+    "early stopping": {"early_stopping": True, "validation_split": 0.3},
     "dropout": {"model": DROPOUT},
     "batch statistics": {"model": BATCH_NORM},
     "rows meet in the loss": {"loss": HardTriplets(), "optimizer": SGD()},  # biases have no gradient but rounding

@@ -87,7 +87,7 @@ def test_rows_of_weight_zero_fill_no_minibatch(passes):
 
 
 def test_rows_that_are_held_out_fill_no_minibatch(passes):
-    fitted = regressor(early_stopping="best_epoch", validation_fraction=0.2).fit(X, y)
+    fitted = regressor(early_stopping="best_epoch", validation_split=0.2).fit(X, y)
     assert [sum(map(len, one)) for one in passes] == [36] * EPOCHS
     assert len(fitted.validation_scores_) == EPOCHS
 

@@ -24,7 +24,7 @@ net = OrtGradientClassifier(
     MLP(),
     early_stopping=True,
     n_iter_no_change=5,
-    validation_fraction=0.15,
+    validation_split=0.15,
     tol=1e-3,
     max_iter=200,
     random_state=0,
