@@ -19,6 +19,7 @@ import onnx_ir.passes.common as common
 from ._ir.edits import bypass, insert_after, remove_unread_initializers
 from ._ir.queries import attribute
 from ._ir.shapes import infer_shapes
+from ._model.few_bits import is_product_of_few_bits, matrix_shape
 from ._model.trainable import TrainableModel
 from ._model.weights import LowRank, array_of, factors_of_matrices
 from ._utils.params import COUNT, POSITIVE, Component, Rules
@@ -41,8 +42,9 @@ class LoRA(Component):
     Matrices are the weights of Gemm, of MatMul on either side, and of Conv. The factors of a Conv are a convolution
     with r channels and a 1x1 convolution. The factors of ``NAME`` are called ``NAME.lora_A`` and ``NAME.lora_B`` and
     have the layout of the graph: if it stores W transposed, (inputs, outputs), A is (inputs, r) and B is (r, outputs).
-    A matrix that several nodes read is changed for all of them. For grouped convolutions, W is flattened to
-    (out_channels, in_channels / groups * kernel_size).
+    A matrix that several nodes read is changed for all of them. A matrix of 4 or 8 bits (onnxruntime's MatMulNBits)
+    stays as it is: training uses its dequantized floats, and exported files hold the factors beside it. For grouped
+    convolutions, W is flattened to (out_channels, in_channels / groups * kernel_size).
 
     Hu et al., "LoRA: Low-rank adaptation of large language models", 2021.
 
@@ -119,13 +121,14 @@ def with_low_rank(
     return replace(graph, model=model, parameters=parameters, roles={**graph.roles, **roles}, low_rank=tuple(found))
 
 
-def without_low_rank(graph: TrainableModel) -> TrainableModel:
-    """Return the model without the factors: the graph that :func:`with_low_rank` was given."""
-    if not graph.low_rank:
+def without_low_rank(graph: TrainableModel, changes: Sequence[LowRank] | None = None) -> TrainableModel:
+    """Return the model without the factors of ``changes``, by default all: what :func:`with_low_rank` was given."""
+    changes = graph.low_rank if changes is None else changes
+    if not changes:
         return graph
-    model, factors = graph.model.clone(), factors_of_matrices(graph.low_rank)
+    model, factors = graph.model.clone(), factors_of_matrices(changes)
     ir_graph = model.graph
-    sums = {name for one in graph.low_rank for name in one.sums}
+    sums = {name for one in changes for name in one.sums}
     for node in [node for node in ir_graph if node.name in sums]:
         given, result = node.inputs[0], node.outputs[0]
         assert given is not None
@@ -137,14 +140,18 @@ def without_low_rank(graph: TrainableModel) -> TrainableModel:
     remove_unread_initializers(ir_graph, [name for name in ir_graph.initializers if name not in factors])
     kept = {n: reason for n, reason in graph.roles.items() if n not in factors}
     parameters = tuple(name for name in graph.parameters if name not in factors)
-    return replace(graph, model=model, parameters=parameters, roles=kept, low_rank=())
+    left = tuple(one for one in graph.low_rank if one not in changes)
+    return replace(graph, model=model, parameters=parameters, roles=kept, low_rank=left)
 
 
 def matrices_of(graph: TrainableModel) -> list[str]:
-    """Return the names of the parameters to which factors can be added: matrices of a Gemm, MatMul or Conv."""
-    initializers = graph.model.graph.initializers
-    values = [initializers[name] for name in graph.parameters]
-    return [v.name or "" for v in values if not v.is_graph_output() and next(_products_with(v), None) is not None]
+    """Return the names of the initializers to which factors can be added: matrices of a Gemm, MatMul or Conv.
+
+    These are parameters, and frozen matrices of few bits.
+    """
+    values, parameters = graph.model.graph.initializers.values(), set(graph.parameters)
+    found = [v for v in values if v.name in parameters or matrix_shape(v) is not None]
+    return [v.name or "" for v in found if not v.is_graph_output() and next(_products_with(v), None) is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +179,9 @@ class Product:
 
 def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: np.random.RandomState | None) -> LowRank:
     """Add the change to the matrix, or to the products with it; return the names of the change's parts."""
-    products, whole = list(_products_with(matrix)), _needs_sum(matrix)
-    shape, name = array_of(matrix).shape, matrix.name or ""
+    few_bits, name = matrix_shape(matrix), matrix.name or ""
+    products, whole = list(_products_with(matrix)), few_bits is None and _needs_sum(matrix)
+    shape = array_of(matrix).shape if few_bits is None else few_bits
     begins_left = products[0].begins_left
     kernel = len(shape) > 2 and not whole
     left = (shape[0], rank, *(1 for _ in shape[2:] if kernel))
@@ -192,13 +200,15 @@ def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: n
         sums = [_name_of_sum(insert_after(op, matrix, lambda w: op.Add(w, change)))]
     else:
         sums = [_with_change(op, one, factors, scale) for one in products]
-    return LowRank(name, *names, scale, first, tuple(sums))
+    return LowRank(name, *names, scale, first, tuple(sums), is_merged=few_bits is None)
 
 
 def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Product]:
     """Yield the nodes of the main graph that multiply by a matrix or its transpose."""
     rank = None if value.shape is None else len(value.shape)
     for node, index in value.uses():
+        if is_product_of_few_bits(node) and index == 1:
+            yield Product(node, index, transposed=True)
         if node.domain or node.graph is not value.graph:
             continue
         if node.op_type == "Conv" and index == 1 and value.is_initializer():

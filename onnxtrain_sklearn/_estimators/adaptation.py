@@ -17,7 +17,7 @@ from .._model.trainable import TrainableModel
 from .._model.weights import factors_of_matrices
 from .._ort.objects import write_adapter
 from .._training.parameters import matches
-from ..adapters import matrices_of, with_low_rank
+from ..adapters import matrices_of, with_low_rank, without_low_rank
 from ..exceptions import ModelError, nearest
 from ..models import resolve_builder
 from .fitted_state import FittedState
@@ -109,7 +109,7 @@ def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     open_graph = state.deployed
     if changes:
         rank = len(state.prediction_weights()[changes[0].right])
-        open_graph = with_low_rank(open_graph, [one.matrix for one in changes], rank, 1.0, None)
+        open_graph = with_low_rank(without_low_rank(state.graph), [one.matrix for one in changes], rank, 1.0, None)
     model = inference_model(open_graph, open_graph.weights(), state.decoding, form=options)
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
     free = {name: axes.get(name) for name in (*parameters.names, *parameters.running_statistics)}

@@ -273,7 +273,7 @@ def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[
 
 def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
     """Return the arrays; if adapters are merged into the matrices, add low-rank factors whose change is zero."""
-    changes, held = state.graph.low_rank, state.parameters.views()
+    changes, held = [one for one in state.graph.low_rank if one.is_merged], state.parameters.views()
     if not changes or any(name in arrays for one in changes for name in one.factors):
         return arrays
     if missing := [one.matrix for one in changes if one.matrix not in arrays]:

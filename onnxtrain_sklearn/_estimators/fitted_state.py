@@ -163,8 +163,8 @@ class FittedState:
 
     @property
     def deployed(self) -> TrainableModel:
-        """The graph for prediction and export: without low-rank factors, and with an input per column of a table."""
-        graph = without_low_rank(self.graph)
+        """The graph for prediction and export: low-rank factors merged, and an input for each column of a table."""
+        graph = without_low_rank(self.graph, [one for one in self.graph.low_rank if one.is_merged])
         if self.fitted is None or self.fitted.parts is None:
             return graph
         whole = self.fitted.parts.whole

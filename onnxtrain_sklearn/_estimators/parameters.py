@@ -119,7 +119,8 @@ both frozen normalizes by its running statistics and does not update them.""", t
     "adapters": Parameter("LoRA or None", """
 Low-rank factors (:class:`~onnxtrain_sklearn.LoRA`) to train beside the matrices of a given model, which do not
 change. With ``trainable="all"`` only these factors are trained; other values of ``trainable`` add parameters
-that are not adapted. Predictions, ``weights_`` and ``to_onnx()`` have the factors merged into the matrices.
+that are not adapted. Predictions, ``weights_`` and ``to_onnx()`` have the factors merged into the matrices; beside
+a matrix of few bits (MatMulNBits) they stay apart.
 ``adapters_`` holds the factors by name, and :meth:`save_adapter` writes them to a file. None: no adapters.""",
         (Instance(LoRA, "a LoRA"), None)),
     "finetune": Parameter('"auto", FineTuner or None', """

@@ -23,6 +23,7 @@ from .._importers.ort_fusions import lower
 from .._ir.control_flow import fold, unroll
 from .._ir.edits import multiply_by_columns
 from .._ir.queries import dims, every_node, graphs_in, node_label, reads
+from .._model.few_bits import dequantize_products
 from .._ort import gradient_builder, packages, sessions
 from .._utils.errors import refusing
 from ..exceptions import (
@@ -104,7 +105,11 @@ def differentiate_lowered(model: ir.Model, wrt: Sequence[str], of: str, engine: 
 
     # Pass to the engines only names that affect the output. Leave out empty values, whose gradient is empty: a kernel
     # may return something else.
-    nodes = [step.node for step in path(graph, wrt, next(v for v in graph.outputs if v.name == of))]
+    output = next(v for v in graph.outputs if v.name == of)
+    nodes = [step.node for step in path(graph, wrt, output)]
+    if dequantize_products(model, nodes):
+        output = next(v for v in graph.outputs if v.name == of)
+        nodes = [step.node for step in path(graph, wrt, output)]
     within = (inner for node in nodes for body in graphs_in(node) for inner in every_node(body))
     for node in filter(forbids_derivative, (*nodes, *within)):
         raise UnsupportedOperatorError(

@@ -16,6 +16,7 @@ from .._ir.edits import bypass, replace_by_initializer
 from .._ir.queries import every_node, graphs_in, node_label, reaching, reads
 from ..exceptions import ModelError
 from ..graph import Names
+from .few_bits import is_product_of_few_bits
 from .roles import QUANTIZED, Roles, Verdict
 from .weights import TRAINED_TYPES, array_of
 
@@ -143,7 +144,7 @@ def rounded(value: ir.Value) -> bool:
     front, seen = [value], set()
     while front:
         for node, _ in front.pop().uses():
-            if QUANTIZED.search(node.op_type) and not is_dynamic(node):
+            if QUANTIZED.search(node.op_type) and not is_dynamic(node) and not is_product_of_few_bits(node):
                 return True
             if node not in seen:
                 seen.add(node)

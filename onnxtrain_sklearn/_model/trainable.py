@@ -425,6 +425,11 @@ def spec_of(value: ir.Value) -> TensorSpec:
 
 def why_quantized(nodes: Sequence[str]) -> str:
     """Return the start of an error message: why quantized nodes cannot be trained, and what to do."""
+    if all("MatMulNBits" in name for name in nodes):
+        return (
+            f"The graph is quantized: {first_nodes(nodes)}. Matrices of few bits are not trained themselves. Set "
+            f"adapters=LoRA(), which trains float factors beside them"
+        )
     said = (
         f"The graph is quantized: {first_nodes(nodes)}. Rounding has no gradient. Supported, by a straight-through "
         f"estimate, are pairs of QuantizeLinear and DequantizeLinear with constant float32 scales, and the integer "

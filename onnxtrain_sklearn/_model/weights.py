@@ -186,6 +186,8 @@ class LowRank:
         The factor that multiplies the input. It starts random, and the other factor starts at zero.
     sums : tuple of str
         The nodes that add the change.
+    is_merged : bool
+        Whether predictions have the change merged into the matrix. False for a matrix of few bits, which stays.
     """
 
     matrix: str
@@ -194,6 +196,7 @@ class LowRank:
     scale: float
     first: str
     sums: tuple[str, ...]
+    is_merged: bool = True
 
     @property
     def factors(self) -> tuple[str, str]:
@@ -208,6 +211,7 @@ def factors_of_matrices(changes: Sequence[LowRank]) -> set[str]:
 
 def merged(weights: Mapping[str, np.ndarray], changes: Sequence[LowRank]) -> dict[str, np.ndarray]:
     """Return the weights with the factors merged into their matrices: computed in float64 and rounded once."""
+    changes = [one for one in changes if one.is_merged]
     factors = factors_of_matrices(changes)
     result = {name: array for name, array in weights.items() if name not in factors}
     for one in changes:
