@@ -27,12 +27,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-LEAST_BLOCKS, COPIED_BLOCKS = 8, 64
-"""The least number of blocks that a buffer must hold, and the number that it holds if the table is copied.
+LEAST_BLOCKS = 8
+"""The least number of blocks that a buffer must hold."""
+
+COPIED_BLOCKS, FEWEST_COPIED_BLOCKS, LEAST_ROWS = 64, 16, 1024
+"""The number of blocks that a buffer holds if the table is copied: the first, or so few, but no fewer than the second,
+that a block has the third number of rows.
 
 Rows of one block are neighbors, and often alike. On a table of three classes that is sorted by the class, the accuracy
 after 10 epochs is .011, .003 and .000 below that on the shuffled table if the buffer holds 4, 16 and 64 blocks (means
-of four seeds, at a learning rate of .01).
+of four seeds, at a learning rate of .01). But reading a block takes about 0.2 ms, however short it is: a core reads
+1.2 million rows of 30 numbers a second in blocks of 250 rows, and 4.7 million in blocks of 1000.
 """
 
 FORMATS = {
@@ -775,44 +780,50 @@ def _features(known: Sequence[str], columns: Sequence[str] | None, target_column
 
 
 def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
-    """Copy tables into a temporary file, in blocks so small that a buffer holds COPIED_BLOCKS of them."""
+    """Copy tables into a temporary file, in blocks so short that a buffer holds COPIED_BLOCKS of them, or longer.
+
+    The file holds one message of Arrow's IPC format after another, without a footer: the reader of a file of 2,000
+    blocks would take most of its time to parse the list of them again for each block.
+    """
     import pyarrow as pa
 
-    size = max(1, rows.buffer_rows // COPIED_BLOCKS)
+    size = max(1, rows.buffer_rows // COPIED_BLOCKS, min(LEAST_ROWS, rows.buffer_rows // FEWEST_COPIED_BLOCKS))
     source = _description(rows.source)
     folder = tempfile.mkdtemp(prefix="onnxtrain_sklearn_rows_")
     # Unlike TemporaryDirectory, this does not warn if the object is dropped without being closed.
     remove = weakref.finalize(rows, shutil.rmtree, folder, ignore_errors=True)
     path = os.path.join(folder, "rows.arrow")
-    counts: list[int] = []
+    counts, starts = list[int](), [0]
     features, declared = list[str](), frozenset[str]()
-    writer, waiting, count = None, [], 0
+    schema, waiting, count = None, [], 0
+
+    def write(table: Any, file: Any) -> None:
+        message = table.combine_chunks().to_batches()[0].serialize()
+        with _writing(folder, source):
+            file.write(message)
+        counts.append(table.num_rows)
+        starts.append(starts[-1] + message.size)
+
     try:
-        for table in tables:
-            declared |= _declared(table.schema)
-            if writer is None:
-                features = table.column_names[: table.num_columns - len(_target_columns(rows))]
-                writer = pa.ipc.new_file(path, table.schema)
-            waiting.append(table)
-            count += table.num_rows
-            if count >= size:
-                whole = pa.concat_tables(waiting).combine_chunks()
-                full = whole.num_rows // size * size
-                for start in range(0, full, size):
-                    with _writing(folder, source):
-                        writer.write_batch(whole.slice(start, size).combine_chunks().to_batches()[0])
-                    counts.append(size)
-                waiting, count = [whole.slice(full)], whole.num_rows - full
-        if writer is not None:
+        with open(path, "wb") as file:
+            for table in tables:
+                declared |= _declared(table.schema)
+                if schema is None:
+                    schema = table.schema
+                    features = table.column_names[: table.num_columns - len(_target_columns(rows))]
+                waiting.append(table)
+                count += table.num_rows
+                if count >= size:
+                    whole = pa.concat_tables(waiting).combine_chunks()
+                    full = whole.num_rows // size * size
+                    for start in range(0, full, size):
+                        write(whole.slice(start, size), file)
+                    waiting, count = [whole.slice(full)], whole.num_rows - full
+            if count:
+                write(pa.concat_tables(waiting), file)
             with _writing(folder, source):
-                if count:
-                    writer.write_batch(pa.concat_tables(waiting).combine_chunks().to_batches()[0])
-                    counts.append(count)
-                writer.close()
+                file.flush()
     except BaseException:
-        with suppress(pa.ArrowException, OSError):  # closing writes the footer, which fails on a full disk
-            if writer is not None:
-                writer.close()
         remove()
         raise
     if not counts:
@@ -821,8 +832,10 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
 
     def reader(i: int) -> Callable[[list[str]], Any]:
         def read(names: list[str]) -> Any:
-            with pa.OSFile(path) as file, pa.ipc.open_file(file) as blocks:
-                return pa.Table.from_batches([blocks.get_batch(i)]).select(names)
+            with pa.OSFile(path) as file:
+                file.seek(starts[i])
+                batch = pa.ipc.read_record_batch(file.read_buffer(starts[i + 1] - starts[i]), schema)
+            return pa.Table.from_batches([batch]).select(names)
 
         return read
 

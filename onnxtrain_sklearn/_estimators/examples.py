@@ -29,7 +29,14 @@ from ..models import keywords_of, resolve_builder
 from ..models.given import bare_model
 from .call import Call, Examples
 from .fitted_state import FittedState
-from .outputs import OutputTask, require_known_labels, takes_positions, trained_positions, weighted_targets
+from .outputs import (
+    OutputTask,
+    require_known_labels,
+    require_one_label,
+    takes_positions,
+    trained_positions,
+    weighted_targets,
+)
 from .parameters import Parameters
 
 
@@ -61,6 +68,7 @@ def training_examples(
         known = call.stream.classes  # call.y is a sample, which may lack some classes
     # Does y have a label for each position of a row? An earlier call or a fitted model decides; else y and the graph.
     at_positions = resumed is None and fitted is None and takes_positions(output_task, graph, call.y)
+    require_one_label(at_positions=at_positions and call.stream is not None)
     if call.one_epoch and resumed is None:
         require_known_labels(output_task, call.y, known, at_positions=at_positions)
     decoding, known = (None, known) if resumed is None else (resumed.decoding, resumed.decoding.classes)

@@ -336,6 +336,15 @@ def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: Ar
     return labels.shape[1] > 1 and long[0] in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
 
 
+def require_one_label(*, at_positions: bool) -> None:
+    """Raise if the rows of a table in blocks have a label at each position."""
+    if at_positions:
+        raise ValueError(
+            "Labels at positions take all rows at once, and the table has more than buffer_rows. Give arrays, or "
+            "blocks whose buffer holds all rows, or one part of the arrays after another to partial_fit."
+        )
+
+
 def positions_of(
     reference: ReferenceOutput | None, graph: TrainableModel, targets: Targets, setting: int | str
 ) -> Positions:

@@ -45,7 +45,7 @@ from .call import Call, Examples, generator_of
 from .config import TrainingConfig
 from .examples import graph_inputs, scaled, trained_columns
 from .fitted_state import FittedState
-from .outputs import OutputTask, weighted_targets
+from .outputs import OutputTask, require_one_label, weighted_targets
 from .predict import chunk_rows
 
 if TYPE_CHECKING:
@@ -353,6 +353,9 @@ def with_arrays(
         X, y, sample_weight = whole
         return replace(call, X=X, y=y, sample_weight=sample_weight, validation_split=fraction)
     _require_streamable(estimator, call, config)
+    if resumed is not None:
+        decodings = (resumed.decoding, *resumed.decoding.parts)
+        require_one_label(at_positions=any(one.positions is not None for one in decodings))
 
     read = targets_of(source)
     filled = [i for i, size in enumerate(sizes) if size]

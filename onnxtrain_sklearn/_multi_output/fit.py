@@ -43,6 +43,7 @@ from .._estimators.outputs import (
     choose_output,
     known_classes,
     require_known_labels,
+    require_one_label,
     takes_positions,
     trained_positions,
     weighted_targets,
@@ -432,11 +433,7 @@ def several_examples(
             decoding, classes = decodings[name], given_classes.get(name)
             at_positions = decoding is None and takes_positions(output_task, view, y[name])
             if call.stream is not None:
-                if at_positions or (decoding is not None and decoding.positions is not None):
-                    raise ValueError(
-                        "Labels at positions take all rows at once, and the table has more than buffer_rows. Give "
-                        "arrays, or blocks whose buffer holds all rows."
-                    )
+                require_one_label(at_positions=at_positions)
                 if classes is None and not call.one_epoch:
                     classes = call.stream.outputs[name].classes  # y is a sample, which may lack some classes
             if call.one_epoch and decoding is None:

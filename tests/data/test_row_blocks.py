@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import pickle
 import tempfile
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import RowBlocks
+from onnxtrain_sklearn._data import row_blocks
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -106,11 +108,16 @@ def test_index_that_pandas_wrote_without_a_name_is_no_feature(tmp_path):
             assert rows.block(0)[0].column_names == ["a"]
 
 
-def test_large_row_groups_are_cut_into_smaller_blocks(tmp_path):
-    pq.write_table(table(1000), tmp_path / "one.parquet", row_group_size=1000)
-    with RowBlocks(tmp_path / "one.parquet", target="y", buffer_rows=640) as rows:
-        assert rows.sizes == [10] * 100
-        assert rows.block(7)[0]["a"].to_pylist() == table(1000)["a"].to_pylist()[70:80]
+@pytest.mark.parametrize(
+    ("buffer_rows", "size"),
+    [(640, 40), (32_000, 1024), (131_072, 2048)],  # 16 blocks; the least rows of a block; 64 blocks
+)
+def test_copy_has_blocks_that_are_neither_few_nor_short(buffer_rows, size, tmp_path):
+    pq.write_table(table(20_000), tmp_path / "one.parquet", row_group_size=20_000)
+    with RowBlocks(tmp_path / "one.parquet", target="y", buffer_rows=buffer_rows) as rows:
+        assert rows.sizes == [size] * (20_000 // size) + [20_000 % size] * (20_000 % size > 0)
+        for i in (0, 7, len(rows) - 1):
+            assert rows.block(i)[0]["a"].to_pylist() == table(20_000)["a"].to_pylist()[i * size : (i + 1) * size]
 
 
 def test_close_removes_the_copy_and_the_next_use_makes_it_anew(whole, tmp_path, monkeypatch):
@@ -265,31 +272,23 @@ def test_copy_holds_categories_whose_dictionaries_differ(tmp_path):
         pq.write_table(pa.table({"x": range(40), "f": column, "y": column}), tmp_path / f"{name}.parquet")
     with RowBlocks(tmp_path, target="y", buffer_rows=80) as rows:
         blocks = [rows.block(i) for i in range(len(rows))]
-    assert len(blocks) == 80
+    assert len(blocks) == 16
     words = [*["a", "b"] * 20, *["c", "a"] * 20]
     assert np.concatenate([y for _, y, _ in blocks]).tolist() == words
     assert [f for X, _, _ in blocks for f in X["f"].to_pylist()] == words
 
 
 def test_full_disk_is_an_error_that_names_the_folder_and_leaves_no_copy(whole, tmp_path, monkeypatch):
-    class Full:
-        """Writer to a disk that is full after three blocks; closing it writes too."""
+    class Full(io.FileIO):
+        """File on a disk that is full after three blocks."""
 
-        def __init__(self, path, schema):
-            self.room = 3
-            with open(path, "wb") as file:
-                file.write(b"ARROW1")
-
-        def write_batch(self, batch):
-            self.room -= 1
-            if self.room < 0:
+        def write(self, message):
+            if self.tell() > 3 * len(message):
                 raise OSError(28, "No space left on device")
-
-        def close(self):
-            raise OSError(28, "No space left on device")
+            return super().write(message)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(pa.ipc, "new_file", Full)
+    monkeypatch.setattr(row_blocks, "open", Full, raising=False)
     with pytest.raises(OSError, match=r"copy of a function in .*No space left on device.*Set TMPDIR"):
         len(RowBlocks(lambda: whole.to_reader(), target="y", buffer_rows=160))
     assert os.listdir(tmp_path) == []

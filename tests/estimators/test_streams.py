@@ -31,6 +31,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn.losses import Quantile
 from tests.helpers.environment import OWN_MEMORY, available_engines, each_engine
+from tests.helpers.graphs import model
 from tests.helpers.observed import prepare_on_sample, trained_on_device
 
 pa = pytest.importorskip("pyarrow")
@@ -617,6 +618,23 @@ def test_interrupt_of_a_stream_keeps_the_weights_and_leaves_nothing_open(prefetc
     assert estimator.n_iter_ == 2
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_labels_at_positions_are_refused_on_a_stream():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 5, 4)).astype(np.float32)
+    y = X[..., :3].argmax(2)
+    words = model(
+        x="float[N, 5, 4] X", y="float[N, 5, 3] Y", weights=f"float[4, 3] W = {{{', '.join(['0.1', '0'] * 6)}}}"
+    )
+    estimator = OrtGradientClassifier(words, max_iter=1, random_state=0)
+    with pytest.raises(ValueError, match=r"at positions take all rows at once.*Give arrays"):
+        estimator.fit(Arrays(X, y, count=20, buffer_rows=200))
+    assert not hasattr(estimator, "classes_")
+    estimator.fit(Arrays(X, y, count=20, buffer_rows=400))
+    with pytest.raises(ValueError, match=r"at positions take all rows at once.*Give arrays"):
+        estimator.partial_fit(Arrays(X, y, count=20, buffer_rows=200))
+    assert estimator.t_ == 400
 
 
 def test_fine_tuning_with_old_rows_refuses_a_stream(tmp_path):

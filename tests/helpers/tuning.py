@@ -35,6 +35,7 @@ def order_stages(monkeypatch: Any, stages: Sequence[str]) -> None:
 def copy_into_blocks(monkeypatch: Any, count: int) -> None:
     """Copy tables without small row groups into so many blocks for a buffer."""
     monkeypatch.setattr(row_blocks, "COPIED_BLOCKS", count)
+    monkeypatch.setattr(row_blocks, "LEAST_ROWS", 1)
 
 
 def limit_categories(monkeypatch: Any, most: int) -> None:

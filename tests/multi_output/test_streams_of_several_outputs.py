@@ -332,3 +332,5 @@ def test_settings_and_targets_that_need_all_rows_are_refused(tmp_path):
     with pytest.raises(ValueError, match="at positions take all rows at once"):
         estimator.fit(Positions(200))
     assert estimator.fit(Positions(500)).n_iter_ == 1
+    with pytest.raises(ValueError, match="at positions take all rows at once"):
+        estimator.partial_fit(Positions(200))
