@@ -13,7 +13,7 @@ from sphinx.util import logging
 GROUPS = {
     "Model": "model loss trainable adapters variant embedding hidden_layer_sizes mini n_members n_ensembles",
     "Training": "optimizer learning_rate_init learning_rate batch_size max_iter shuffle drop_last alpha l1_ratio dropout "
-    "dropout_schedule label_smoothing weight_decay tol n_iter_no_change early_stopping scoring validation_fraction "
+    "dropout_schedule label_smoothing weight_decay tol n_iter_no_change early_stopping scoring "
     "validation_split warm_start callbacks random_state",
     "Data and targets": "loss_weights ignore_label class_weight target_scaling clip_predictions categorical_features",
     "Fine-tuning": "finetune",
