@@ -12,8 +12,8 @@ from sphinx.util import logging
 
 GROUPS = {
     "Model": "model loss trainable adapters variant embedding hidden_layer_sizes mini n_members n_ensembles",
-    "Training": "optimizer learning_rate_init learning_rate batch_size max_iter shuffle drop_last alpha l1_ratio dropout "
-    "dropout_schedule label_smoothing weight_decay tol n_iter_no_change early_stopping scoring "
+    "Training": "optimizer learning_rate_init learning_rate batch_size max_iter shuffle drop_last alpha l1_ratio "
+    "dropout dropout_schedule label_smoothing weight_decay tol n_iter_no_change early_stopping scoring "
     "validation_split warm_start callbacks random_state",
     "Data and targets": "loss_weights ignore_label class_weight target_scaling clip_predictions categorical_features",
     "Fine-tuning": "finetune",
@@ -22,7 +22,7 @@ GROUPS = {
 }
 """The parameters of each group, in the order of the page."""
 
-ESTIMATOR = re.compile(r"onnxtrain_sklearn\.(dask\.)?(Dask)?(OrtGradient|RealMLP|TabM)(Classifier|Regressor|MultiOutput)")
+ESTIMATOR = re.compile(r"onnxtrain_sklearn\.(dask\.Dask)?(OrtGradient|RealMLP|TabM)(Classifier|Regressor|MultiOutput)")
 FIELD = ":Parameters:"
 ITEM = re.compile(r"    \*\*(\w+)\*\* : ")
 
@@ -45,7 +45,8 @@ def group_parameters(app: Sphinx, what: str, name: str, obj: object, options: ob
     if what != "class" or not ESTIMATOR.fullmatch(name) or FIELD not in lines:
         return
     start = lines.index(FIELD) + 1
-    stop = next((i for i in range(start, len(lines)) if lines[i].strip() and not lines[i].startswith("    ")), len(lines))
+    after = (i for i in range(start, len(lines)) if lines[i].strip() and not lines[i].startswith("    "))
+    stop = next(after, len(lines))
     items: dict[str, list[str]] = {}
     entry: list[str] = []
     for line in lines[start:stop]:

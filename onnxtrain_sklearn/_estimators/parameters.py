@@ -73,8 +73,9 @@ Names of builders:
 The loss to minimize: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
 :mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. Its mean over the rows of a minibatch is
 weighted by ``sample_weight``. For a fitted scikit-learn model, the default is the loss that this model
-minimizes, with its settings (quantile, margin), or the nearest one: a table in the guide
-to fine-tuning lists them. ``loss=SquaredError()`` or ``LogLoss()`` sets the default of other models.""", tunes=True),
+minimizes, with its settings (quantile, margin), or the nearest one: the page on the
+losses of fitted models lists them. ``loss=SquaredError()`` or ``LogLoss()`` sets the default of other
+models.""", tunes=True),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
 of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors of learning rate and weight
