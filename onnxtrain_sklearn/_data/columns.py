@@ -211,12 +211,22 @@ def dict_columns(X: Mapping[str, object], specs: Sequence[TensorSpec] | None) ->
             array = check_array(given, accept_sparse="csr", ensure_2d=False, allow_nd=True, input_name=name)
         warn_of_rounding(array, spec.dtype, name)
         columns[spec.name] = InputData(shaped(array, spec), spec.dtype)
-    lengths = {name: len(column) for name, column in columns.items()}
+    sizes = dict[str, tuple[int, str]]()
+    for spec in specs:
+        for axis, size in zip(spec.axes, columns[spec.name].shape, strict=False):
+            if axis is not None and sizes.setdefault(axis, (size, spec.name))[0] != size:
+                first, other = sizes[axis]
+                raise ValueError(
+                    f"X: the axis {axis!r} of the graph has {first} elements in X[{other!r}], but {size} in "
+                    f"X[{spec.name!r}]."
+                )
+    lengths = {spec.name: len(columns[spec.name]) for spec in specs if spec.by_row}
     if len(set(lengths.values())) > 1:
         raise ValueError(
             f"The inputs in X must have the same number of rows, got {lengths}: the first axis of each input is that "
             f"of the rows. An input that is the same for all rows belongs in the model, not in X: "
-            f"model=GraphModel(..., constant_inputs={{...}})."
+            f"model=GraphModel(..., constant_inputs={{...}}). If X is one thing, such as the nodes and edges of one "
+            f"network, set batch_size=None."
         )
     return columns
 
@@ -237,6 +247,10 @@ def _faults_of_text(name: str) -> Iterator[None]:
 
 def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | SparseLike:
     """Return ``array`` in the shape of a graph's input; flattened rows get the shape of the input."""
+    if not spec.by_row:
+        array = array.toarray() if sp.issparse(array) else array  # a run computes with all of it
+        if spec.shape[0] not in (None, array.shape[0]):
+            raise ValueError(f"X[{spec.name!r}] has the shape {array.shape}, but the graph takes {_shown(spec.shape)}.")
     wanted, got = spec.shape[1:], tuple(array.shape[1:])
     result: np.ndarray | SparseLike
     if len(wanted) == len(got) and all(w in (None, g) for w, g in zip(wanted, got, strict=True)):
@@ -258,6 +272,10 @@ def shaped(array: np.ndarray | SparseLike, spec: TensorSpec) -> np.ndarray | Spa
     if spec.dtype.kind in "iub" and result.dtype != spec.dtype:
         _require_exact(result.data if sp.issparse(result) else result, spec)
     return result
+
+
+def _shown(shape: Sequence[int | None]) -> str:
+    return f"({', '.join('?' if d is None else str(d) for d in shape)})"
 
 
 def _advice(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:

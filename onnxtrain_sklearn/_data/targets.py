@@ -723,3 +723,27 @@ def is_missing(value: object) -> bool:
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+# Rows without a target, where the data are one thing: a row cannot be left out, so it gets the weight zero.
+
+
+def without_missing(y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[ArrayLike, ArrayLike | None]:
+    """Return the targets and weights with weight zero, and the target of another row, where a target is NaN or None."""
+    labels: Any = y if sp.issparse(y) else np.asarray(y)
+    if sp.issparse(y) or labels.ndim == 0 or labels.dtype.kind not in "fO":
+        return y, sample_weight
+    if labels.dtype == object:
+        missing = np.array([is_missing(one) for one in labels.ravel()], bool).reshape(labels.shape)
+    else:
+        missing = np.isnan(labels)
+    rows = missing.reshape(len(labels), -1).all(axis=1)
+    if not rows.any():
+        return y, sample_weight
+    if rows.all():
+        raise ValueError("Input y contains NaN in all rows: at least one row must have a target.")
+    filled = labels.copy()
+    filled[rows] = labels[~rows][0]
+    weights = np.ones(len(labels)) if sample_weight is None else checked_weights(sample_weight, len(labels)).copy()
+    weights[rows] = 0.0
+    return plain_labels(filled), weights

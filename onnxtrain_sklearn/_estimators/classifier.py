@@ -16,6 +16,7 @@ from .._data.inputs import prediction_type
 from .._data.targets import (
     Classes,
     rows_that_count,
+    without_missing,
 )
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
@@ -314,6 +315,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
         y = scored_targets(self, y, sample_weight)
+        if hasattr(self, "_state") and self._state.graph.is_whole:
+            y, sample_weight = without_missing(y, sample_weight)
         predicted = self.predict(X)  # raises if it is not fitted
         output_task = self._output_task()
         if output_task.label_kind != "labels" and np.ndim(y) == 2 and np.shape(y)[1] > 1:

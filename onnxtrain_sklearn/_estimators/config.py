@@ -7,6 +7,7 @@ The loop and the steps read the configuration, not the parameters. Parameters ab
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -43,6 +44,9 @@ from .parameters import Parameters
 
 AUTO_BATCH = 200
 """Rows of a minibatch with ``batch_size="auto"``, as in scikit-learn's MLP."""
+
+ALL_ROWS = sys.maxsize
+"""Rows of a minibatch with ``batch_size=None``: more than there are."""
 
 LBFGS_PIECE = 4096
 """Rows of a piece of the full batch; L-BFGS adds up the gradients of the pieces."""
@@ -105,7 +109,7 @@ class TrainingConfig:
             decay_schedule=resolve_schedule(optimizer.weight_decay_schedule, "weight_decay_schedule"),
             dropout_schedule=resolve_schedule(estimator.dropout_schedule, "dropout_schedule"),
         )
-        batch_size = AUTO_BATCH if isinstance(estimator.batch_size, str) else int(estimator.batch_size)
+        batch_size = AUTO_BATCH if isinstance(estimator.batch_size, str) else int(estimator.batch_size or ALL_ROWS)
         by_minibatch = optimizer.takes_minibatches
         return cls(
             loop,

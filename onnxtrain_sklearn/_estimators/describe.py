@@ -156,7 +156,7 @@ def describe(estimator: Parameters) -> Description:
     read, joined = resolve_graph_model(model), isinstance(estimator.loss, LossBlock)
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
     remember_libraries(resolve_runtime(estimator.runtime).session_options)
-    given, _ = trainable_graph_of(read, joined=joined, several=several)
+    given, _ = trainable_graph_of(read, joined=joined, several=several, whole_data=estimator.batch_size is None)
     graph, names = selected(adapted(estimator, given, None), estimator.trainable)
     described = _described(graph, title, names, graph.with_frozen_statistics(names).running_statistics)
     return replace(_with_factors(described, graph, estimator), engine=estimator.engine)

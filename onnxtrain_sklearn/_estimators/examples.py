@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import _num_samples
 
 from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
 from .._data.columns import InputData, dimensions, require_in_memory
@@ -22,6 +23,7 @@ from .._data.targets import (
 )
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, encoded_inputs, table_columns
 from .._model.trainable import TensorSpec, TrainableModel
+from .._model.whole_data import ROW
 from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET, as_target
 from .._utils.typing import MatrixLike
@@ -72,7 +74,7 @@ def training_examples(
     if call.one_epoch and resumed is None:
         require_known_labels(output_task, call.y, known, at_positions=at_positions)
     decoding, known = (None, known) if resumed is None else (resumed.decoding, resumed.decoding.classes)
-    n_rows = len(next(iter(columns.values())))
+    n_rows = _count_of_rows(columns, specs, call.y)
     found = weighted_targets(
         output_task, n_rows, call.y, call.sample_weight, known, decoding, at_positions=at_positions
     )
@@ -85,11 +87,17 @@ def validation_examples(
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
     columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
-    n_rows, decoding = len(next(iter(columns.values()))), state.decoding
+    n_rows, decoding = _count_of_rows(columns, state.graph.inputs, y), state.decoding
     found = weighted_targets(
         estimator._output_task(), n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
     )
     return Examples(columns, *found)
+
+
+def _count_of_rows(columns: InputColumns, specs: Specs, y: ArrayLike) -> int:
+    """Return the number of rows of X; that of y if X has none, because the data are one thing."""
+    whole = specs is not None and any(not spec.by_row for spec in specs)
+    return _num_samples(y) if whole else len(next(iter(columns.values())))
 
 
 def batches_for(
@@ -124,7 +132,10 @@ def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputDa
     """
     positions = trained_positions(state.decoding, examples.targets)
     found = as_target(state.decoding, examples.targets.values, state.parameters.buffer.dtype, positions)
-    return {**examples.columns, TARGET: InputData(*found)}
+    columns: Mapping[str, InputData] = examples.columns
+    if state.graph.is_whole:
+        columns = {ROW: InputData(np.arange(len(examples)), np.dtype(np.int64))}
+    return {**columns, TARGET: InputData(*found)}
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:

@@ -73,6 +73,13 @@ def exported_training(
     """Return the content of training graphs that continue training as ``partial_fit`` would."""
     outputs: tuple[ExportedOutput, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
+    if state.graph.is_whole:
+        raise ModelError(
+            "A training graph takes minibatches of rows, and with batch_size=None the data are one thing: train it in "
+            "Python. to_onnx() gives the graph that predicts."
+        )
+    if batch_size is None and estimator.batch_size is None:
+        raise ValueError("A training graph has a fixed number of rows: give export batch_size=, a number.")
     if state.decoding.soft:
         raise ModelError("Training graphs take one label a row, not soft labels: train with them in Python.")
     loss: Loss | TotalLoss = (

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._data.held_out import RowsToSplit, require_group_reader
-from .._data.targets import SeveralTargets
+from .._data.targets import SeveralTargets, without_missing
 from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting
@@ -177,6 +177,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
 
     # The graph, if it is known before the data, and the data as its inputs, with targets.
     plan = steps.graph_plan(estimator, resumed, call.X)
+    if plan.known is not None and plan.known.is_whole:
+        call = _whole_call(estimator, call)
     examples = steps.examples(estimator, call, plan.known, plan.fitted, resumed)
     if resumed is not None:
         rng = resumed.rng  # a training that continues goes on drawing from its generator
@@ -222,6 +224,20 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.references, scores, trainer)
     return state, trainer
+
+
+def _whole_call(estimator: Any, call: Call) -> Call:
+    """Return a call for data that are one thing, in which rows without a target have the weight zero."""
+    if call.source is not None or call.stream is not None:
+        raise ValueError(
+            "batch_size=None takes all of the data at once, and a source is read in blocks: give arrays, or set "
+            "batch_size to a number."
+        )
+    y, sample_weight = without_missing(call.y, call.sample_weight)
+    validation = call.validation
+    if validation is not None:
+        validation = (validation[0], *without_missing(*validation[1:]))
+    return replace(call, y=y, sample_weight=sample_weight, validation=validation)
 
 
 def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examples) -> float:

@@ -25,6 +25,7 @@ from .._ir.files import without_program
 from .._ir.protobuf import to_proto
 from .._model.trainable import TrainableModel
 from .._model.weights import merged
+from .._model.whole_data import bound_to_data
 from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import History
@@ -157,6 +158,13 @@ class FittedState:
         return self.live.trained_form
 
     @property
+    def scored_form(self) -> TrainableModel:
+        """The form that predicts with the parameters in training: the trained form, if its inputs are those of X."""
+        if not self.graph.is_whole:
+            return self.trained_form
+        return self.graph if self.graph.dtype == self.parameters.buffer.dtype else as_float32(self.graph)
+
+    @property
     def with_activation(self) -> TrainableModel:
         """``graph`` with its final activation restored, because a later loss may read a value elsewhere in it."""
         return replace(self.graph, **self.activation)
@@ -219,6 +227,7 @@ class FittedState:
                 width=width,
                 sparse=sparse,
                 rows_meet=self.rows_of_predictions_meet,
+                whole=self.graph.is_whole,
             )
         return self.live.predictors[key]
 
@@ -242,9 +251,14 @@ class FittedState:
         live = self.fitted is None and graph.dtype == dtype and not graph.changes_weights
         weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()
         inference = inference_model(self.deployed, weights, decoding, with_scores=True, in_double=False)
-        live_parameters = self.parameters if live else None
-        rows_meet = self.rows_of_predictions_meet
-        return Predictor(inference, self.device, self.session_options, live=live_parameters, rows_meet=rows_meet)
+        return Predictor(
+            inference,
+            self.device,
+            self.session_options,
+            live=self.parameters if live else None,
+            rows_meet=self.rows_of_predictions_meet,
+            whole=self.graph.is_whole,
+        )
 
     def to_onnx(self, options: OutputOptions, *, rows_first: bool = False) -> onnx.ModelProto:
         """Return the inference graph with the current weights.
@@ -263,14 +277,20 @@ class FittedState:
         """Return a predictor that reads the parameters while they are trained, for inputs as sparse as ``columns``."""
         sparse = sparse_inputs(columns)
         if sparse:
-            inference: Any = inference_model(self.trained_form, self.frozen, self.decoding, with_scores=with_scores)
+            inference: Any = inference_model(self.scored_form, self.frozen, self.decoding, with_scores=with_scores)
         else:
             live = self.parameters.prediction_views()
             weights = {**self.frozen, **live}
-            inference = filled_graph(self.trained_form, weights, self.decoding, with_scores=with_scores, live=live)
+            inference = filled_graph(self.scored_form, weights, self.decoding, with_scores=with_scores, live=live)
         rows_meet = self.rows_of_predictions_meet
         return Predictor(
-            inference, self.device, self.session_options, live=self.parameters, sparse=sparse, rows_meet=rows_meet
+            inference,
+            self.device,
+            self.session_options,
+            live=self.parameters,
+            sparse=sparse,
+            rows_meet=rows_meet,
+            whole=self.graph.is_whole,
         )
 
     def rows_of_predictions_meet(self) -> bool:
@@ -284,13 +304,20 @@ def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:
 
 
 def in_trained_form(
-    graph: TrainableModel, shapes: Mapping[str, tuple[int, ...]], trained: Collection[str], dtype: DType | None = None
+    graph: TrainableModel,
+    shapes: Mapping[str, tuple[int, ...]],
+    trained: Collection[str],
+    dtype: DType | None = None,
+    columns: Columns | None = None,
 ) -> TrainableModel:
     """Return the graph as it is trained: rows have ``shapes``, and statistics that no trained weight affects are fixed.
 
-    ``dtype`` float32 converts a float64 graph; None keeps its type.
+    ``dtype`` float32 converts a float64 graph; None keeps its type. A graph whose data are one thing is bound to
+    ``columns``; without them, it keeps its inputs.
     """
     fixed = graph.with_shapes(shapes).with_frozen_statistics(trained)
+    if graph.is_whole and columns is not None:
+        fixed = bound_to_data(fixed, {name: column.rows(slice(None)) for name, column in columns.items()})
     return fixed if dtype in (None, fixed.dtype) else as_float32(fixed)
 
 

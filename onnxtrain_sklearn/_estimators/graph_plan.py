@@ -56,12 +56,18 @@ LONGEST_NAME = 40
 
 
 def trainable_graph_of(
-    given: GraphModel, *, has_text: bool = False, joined: bool = False, several: Sequence[str] = ()
+    given: GraphModel,
+    *,
+    has_text: bool = False,
+    joined: bool = False,
+    several: Sequence[str] = (),
+    whole_data: bool = False,
 ) -> tuple[TrainableModel, FittedModel | None]:
     """Return the trainable form of the user's model, and the description of a fitted model (None for others).
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
-    concatenation of all outputs of the graph; ``several`` names the outputs that are trained together.
+    concatenation of all outputs of the graph; ``several`` names the outputs that are trained together. With
+    ``whole_data``, the data of a network are one thing: see :mod:`.._model.whole_data`.
     """
     model, output = without_program(given.graph), given.output
     if is_estimator(model):
@@ -80,7 +86,7 @@ def trainable_graph_of(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."
         )
-    whole, layout = graph_by_rows(given)
+    whole, layout = graph_by_rows(given, whole_data=whole_data)
     whole = in_training_mode(whole) if given.training_mode else whole
     # A text network whose outputs are joined, or of which several are trained, is read like any other graph;
     # ``input_columns`` then refuses its text input.
@@ -101,17 +107,17 @@ def trainable_graph_of(
         with refusing("The graph cannot be prepared for training"):
             return fitted_file(whole, output, labels)
     whole, widths = join_outputs(whole) if joined and output is None else (whole, ())
-    found = trainable_model(whole, output, foreign=True, several=several)
+    found = trainable_model(whole, output, foreign=True, several=several, whole=whole_data)
     return replace(found, reference=whole, joined=widths, layout=layout), None
 
 
-def graph_by_rows(given: GraphModel) -> tuple[ir.Model, dict[str, int]]:
+def graph_by_rows(given: GraphModel, *, whole_data: bool = False) -> tuple[ir.Model, dict[str, int]]:
     """Return the graph of a file, changed so that the rows are on the first axis of every input and output.
 
     Also return the axis of the rows in the file by the name of an input or output, for those that were changed.
     """
     whole = given_graph(cast("bytes", given.graph))
-    bind_constants(whole, given.constant_inputs or {}, given.batch_axis)
+    bind_constants(whole, given.constant_inputs or {}, given.batch_axis, whole=whole_data)
     return whole, move_rows_first(whole, given.batch_axis)
 
 
@@ -158,12 +164,18 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
     given, tuner = resolve_graph_model(estimator.model), estimator.finetune
     if isinstance(tuner, FineTuner):
         tuner.validate()
+        if estimator.batch_size is None:
+            raise ValueError(
+                "finetune takes rows of X, and with batch_size=None a given graph takes all data at once: set "
+                "finetune=None, or batch_size to a number."
+            )
         if tuner.new_head:
             return GraphWithNewHead(given, estimator.loss)
     if is_estimator(given.graph):
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossBlock)
-    found, fitted = trainable_graph_of(given, has_text=holds_text(X), joined=joined)
+    whole_data = estimator.batch_size is None
+    found, fitted = trainable_graph_of(given, has_text=holds_text(X), joined=joined, whole_data=whole_data)
     if isinstance(fitted, FittedFile):
         fitted = fitted.for_task(classifies=is_classifier(estimator))
     if is_estimator(given.graph) and getattr(estimator, "class_weight", {}) is None:

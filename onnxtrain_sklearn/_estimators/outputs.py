@@ -473,7 +473,7 @@ def choose_output(
     decoding of an ``earlier`` call, from a ``fitted`` model, or because the graph was built for the targets.
     """
     loss.check_targets(targets.values)
-    reference = None if given is None else reference_output(given, graph, columns, device)
+    reference = None if given is None else reference_output(given, graph, columns, device, len(targets.values))
     if earlier is not None:
         positions = earlier.positions
     else:

@@ -89,9 +89,11 @@ change.""", (NOT_NEGATIVE,)),
     "learning_rate": Parameter("str or Schedule", """
 Schedule of the learning rate, a name or an object. Names:
 """ + _listed(SCHEDULES)),
-    "batch_size": Parameter('int or "auto"', """
-Rows of a minibatch. "auto": 200, or all rows if there are fewer. L-BFGS always takes all rows.""",
-        (OneOf(("auto",)), COUNT)),
+    "batch_size": Parameter('int, "auto" or None', """
+Rows of a minibatch. "auto": 200, or all rows if there are fewer. None: all rows; the data of a given graph are then
+one thing, such as a network of nodes and edges, whose inputs may differ in length.
+L-BFGS always takes all rows.""",
+        (OneOf(("auto",)), COUNT, None)),
     "max_iter": Parameter("int", "Largest number of epochs.", (COUNT,)),
     "shuffle": switch("Whether to shuffle the rows before every epoch."),
     "drop_last": switch("""
@@ -274,7 +276,7 @@ class Parameters(DeclaredEstimator):
     optimizer: str | BaseOptimizer = "adamw"
     learning_rate_init: float = 0.001
     learning_rate: str | Schedule = "constant"
-    batch_size: int | str = "auto"
+    batch_size: int | str | None = "auto"
     max_iter: int = 200
     shuffle: bool = True
     drop_last: bool = False

@@ -13,6 +13,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.held_out import r2_of_maps
+from .._data.targets import without_missing
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import Predictions, TableLike
@@ -117,6 +118,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
         y = scored_targets(self, y, sample_weight)
+        if self._state.graph.is_whole:
+            y, sample_weight = without_missing(y, sample_weight)
         if not self._state.decoding.row_shape:
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)

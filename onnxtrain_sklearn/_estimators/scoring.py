@@ -369,7 +369,9 @@ def validation(
         if len(rows) == len(own):
             scored = rows_to_score(state, own, rows, lambda: given[:2])
         else:
-            scored = rows_to_score(state, own, rows, lambda: (rows_of(given[0], rows), rows_of(given[1], rows)))
+            scored = rows_to_score(
+                state, own, rows, lambda: (_rows_of_data(state, given[0], rows), rows_of(given[1], rows))
+            )
     elif held_out is not None:
         scored = scored_rows(state, examples, held_out, call)
     else:
@@ -391,7 +393,12 @@ def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: 
     X, y = call.X, call.y
     if len(rows) == len(examples):
         return rows_to_score(state, examples, rows, lambda: (X, y))
-    return rows_to_score(state, examples, rows, lambda: (rows_of(X, rows), rows_of(y, rows)))
+    return rows_to_score(state, examples, rows, lambda: (_rows_of_data(state, X, rows), rows_of(y, rows)))
+
+
+def _rows_of_data(state: FittedState, X: Any, rows: np.ndarray) -> Any:
+    """Return the rows of X that are scored; all of X if the data are one thing."""
+    return X if state.graph.is_whole else rows_of(X, rows)
 
 
 def rows_to_score(
@@ -400,7 +407,7 @@ def rows_to_score(
     """Return the rows with the indices ``rows`` of ``examples``, to be scored; ``given`` returns the user's X and y."""
     targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]
-    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.trained_form.inputs}
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.scored_form.inputs}
     return ScoredRows(given, targets, weights, live, rows)
 
 

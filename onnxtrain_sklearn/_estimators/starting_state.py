@@ -48,7 +48,7 @@ from .adaptation import adapted
 from .call import Examples, FitContext
 from .examples import graph_inputs, predictions_on, require_no_nan, scaled_values
 from .finetuning import tuned_names
-from .fitted_state import FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
+from .fitted_state import Columns, FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
 from .outputs import DecodedGraph, OutputTask, balanced_class_weights
 
 
@@ -73,12 +73,13 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
     decoding = replace(chosen.decoding, target_scale=scale)
     shapes = {spec.name: columns[spec.name].shape[1:] for spec in graph.inputs}
     if resumed is not None:
-        return _resumed_state(resumed, *selected(graph, trainable), shapes, decoding, settings), settings
+        return _resumed_state(resumed, *selected(graph, trainable), shapes, columns, decoding, settings), settings
 
     # A new state. It does not hold the given graph (``reference``), which only the comparisons below need.
     graph, names = selected(graph if graph.reference is None else replace(graph, reference=None), trainable)
     weights, sparse = graph.weights(), sparse_inputs(columns, every=settings.lazy_rows)
-    form = in_trainable_type(in_trained_form(graph, shapes, names), settings, names, sparse)
+    form = in_trained_form(graph, shapes, names, columns=columns)
+    form = in_trainable_type(form, settings, names, sparse)
     parameters, frozen = _divided(form, names, weights, settings)
     state = FittedState(
         graph=graph,
@@ -106,13 +107,15 @@ def _resumed_state(
     graph: TrainableModel,
     names: Sequence[str],
     shapes: Mapping[str, tuple[int, ...]],
+    columns: Columns,
     decoding: Decoding,
     settings: StepSettings,
 ) -> FittedState:
     """Return a state that continues from the weights of ``resumed`` with the current settings; it trains ``names``."""
     trains_others = set(names) != set(resumed.parameters.names)
-    same = not trains_others and shapes == resumed.shapes and graph == resumed.graph
-    form = resumed.live.trained_form if same else in_trained_form(graph, shapes, names, resumed.parameters.buffer.dtype)
+    same = not trains_others and shapes == resumed.shapes and graph == resumed.graph and not graph.is_whole
+    dtype = resumed.parameters.buffer.dtype
+    form = resumed.live.trained_form if same else in_trained_form(graph, shapes, names, dtype, columns)
     state = replace(
         resumed,
         graph=graph,
@@ -125,6 +128,8 @@ def _resumed_state(
         snapshots=(),
         live=replace(resumed.live, trained_form=form, predictors={}),
     )
+    if graph.is_whole:
+        state.live.step = None  # its graph holds the data of the earlier call
     averages = settings.ema_decay is not None
     if trains_others:
         weights = {**graph.weights(), **resumed.trained_weights()}

@@ -414,6 +414,8 @@ def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> N
     name = None
     if not config.optimizer.takes_minibatches:
         name = type(config.optimizer).__name__
+    elif estimator.batch_size is None:
+        name = "batch_size=None"
     elif call.old_rows is not None:
         name = "Fine-tuning with X_old"
     elif getattr(estimator, "finetune", None) not in ("auto", None):

@@ -29,7 +29,7 @@ from .._ort import devices, sessions
 from .._ort.devices import Device
 from .._ort.sessions import shared_session
 from .._utils.cache import Cache, content, with_attributes
-from .._utils.errors import ignores_float_errors
+from .._utils.errors import ignores_float_errors, refusing
 from .._utils.typing import DType
 from ..exceptions import ModelError
 from .graph import Decoding, inference_model, target_numbers
@@ -112,6 +112,8 @@ class Predictor:
     rows_meet : callable () -> bool
         Returns True if the prediction of a row depends on other rows, so that all rows must be predicted at once. It
         is called only if the rows would be divided into several chunks.
+    whole : bool, default=False
+        Whether a run takes all of the data (:attr:`TrainableModel.is_whole`); rows are then those of the output.
     """
 
     def __init__(
@@ -124,7 +126,9 @@ class Predictor:
         width: int = 1,
         sparse: Collection[str] = (),
         rows_meet: Callable[[], bool] = lambda: False,
+        whole: bool = False,
     ) -> None:
+        self._whole = whole
         self._live: dict[str, np.ndarray] = {} if live is None else live.prediction_views()
         self._products: list[FirstProduct] = list[FirstProduct]()
         self._matrices = list[Any]()
@@ -160,6 +164,12 @@ class Predictor:
     ) -> list[np.ndarray]:
         """Return the outputs with the numbers ``outputs`` in one pass, for all rows or for the indices ``rows``."""
         names, found = [self.outputs[i] for i in outputs], list[list[np.ndarray]]()
+        if self._whole:
+            feeds = {name: column.rows(slice(None)) for name, column in columns.items()}
+            with refusing("The graph does not run on the data"):
+                results = self._run_session(names, {**feeds, **self._live})
+            every = [_joined(result) for result in results]
+            return every if rows is None else [result[rows] for result in every]
         for piece in self.pieces_of(columns, rows):
             chosen = piece if rows is None else rows[piece]
             feeds = {name: column.rows(chosen) for name, column in columns.items() if name not in self._sparse}
@@ -176,7 +186,7 @@ class Predictor:
 
         None if the rows are more than one chunk, or if a number is not finite in ``dtype``.
         """
-        if len(self._pieces(len(rows), math.prod(rows.shape[1:]))) != 1:
+        if self._whole or len(self._pieces(len(rows), math.prod(rows.shape[1:]))) != 1:
             return None
         piece = np.ascontiguousarray(rows) if rows.dtype == dtype else _in_graph_type(rows, dtype)
         squares = np.vdot(piece, piece)  # finite only if all numbers are; faster than isfinite
@@ -200,14 +210,20 @@ class Predictor:
 
     def _pieces(self, n_rows: int, width: int) -> list[slice]:
         """Return the chunks into which ``n_rows`` rows of ``width`` numbers are divided."""
+        if self._whole:
+            return [slice(0, n_rows)]
         size = self._chunk_rows(width)
         size = n_rows if size < n_rows and self._rows_meet() else size
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
 
+def _joined(found: Any) -> np.ndarray:
+    return np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
+
+
 def _as_rows(found: Any, n_rows: int) -> np.ndarray:
     """Return an output as an array, joining the parts of a sequence; raise ModelError unless it has ``n_rows`` rows."""
-    result = np.concatenate(found, axis=1) if isinstance(found, list) else np.asarray(found)
+    result = _joined(found)
     if result.shape[:1] != (n_rows,):
         what, remedy = f"{len(result)} output rows" if result.ndim else "a single number", ""
         if n_rows in result.shape:

@@ -366,12 +366,12 @@ def _require_batch_first(value: ir.Value, inputs: Iterable[ir.Value]) -> None:
     if free and first != 1:
         shape = f"Graph input {value.name!r} has shape {value.shape}: its first axis is fixed to {first}"
         rows = [v.shape[0].value for v in inputs if v.shape and isinstance(v.shape[0], ir.SymbolicDim)]
-        if rows and not {*rows} & {*free}:
+        if other := [name for name in rows if name and name not in free]:
             raise ModelError(
-                f"{shape}, and its free axis {free[0]!r} is not that of the rows, {rows[0]!r}, as with the edges of a "
-                f"graph. Every input must have a row for each sample: let a whole graph be a sample, with its nodes as "
-                f"(N, nodes, features) and, instead of a list of edges, its adjacency matrix (N, nodes, nodes), which "
-                f"MatMul multiplies by the nodes."
+                f"{shape}, and its free axis {free[0]!r} is not that of the rows, {other[0]!r}, as with the edges of a "
+                f"network. If X is one network, set batch_size=None: it is then computed as a whole. With a network "
+                f"in each row, an input for the nodes has the shape (N, nodes, features), and an adjacency matrix "
+                f"(N, nodes, nodes), which MatMul multiplies by the nodes, takes the place of the edges."
             )
         axis = next(i for i, d in enumerate(value.shape) if isinstance(d, ir.SymbolicDim) and d.value in free)
         raise ModelError(

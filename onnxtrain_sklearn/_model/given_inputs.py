@@ -36,8 +36,10 @@ def axis_of(axes: Axes, name: str) -> int:
 # Inputs that are the same in every call.
 
 
-def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes) -> None:
+def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes, *, whole: bool = False) -> None:
     """Replace inputs by initializers, in place, and mark them as constants, which are never trained.
+
+    With ``whole``, the data are one thing, so that a constant may have an axis of their rows.
 
     An If whose condition depends only on such constants is replaced by the nodes of the chosen branch, so that the
     graph has no weights of the other branch. Raise ModelError if an array does not fit its input.
@@ -58,13 +60,13 @@ def bind_constants(model: ir.Model, constants: Mapping[str, Any], axes: Axes) ->
     for name, array in arrays.items():
         for axis, (dim, size) in enumerate(zip(inputs[name].shape or (), array.shape, strict=True)):
             symbol = dim.value if isinstance(dim, ir.SymbolicDim) else None
-            if symbol in rows and symbol is not None:
+            if symbol in rows and symbol is not None and not whole:
                 raise ModelError(
                     f"constant_inputs[{name!r}]: axis {axis} of this input is {symbol!r}, the axis of the rows of "
                     f"{rows[symbol]!r}. Its size depends on the rows of a call, so it is no constant: give a row for "
                     f"each sample in X, with model=GraphModel(..., batch_axis={{{name!r}: {axis}}}) if rows are not on "
-                    f"its first axis. The nodes of a single graph are no rows: let whole graphs be rows, with nodes as "
-                    f"(N, nodes, features)."
+                    f"its first axis. If the rows are the nodes of a single graph, set batch_size=None: they are then "
+                    f"computed together."
                 )
             if symbol and sizes.setdefault(symbol, (size, name))[0] != size:
                 first, other = sizes[symbol]

@@ -168,10 +168,11 @@ def inference_form(model: ir.Model) -> ir.Model:
     return clone
 
 
-def inference_form_of(source: ir.Model, output: str) -> ir.Model:
-    """Return the inference form of ``source``, pruned to one output."""
+def inference_form_of(source: ir.Model, output: str, *, fixed: bool = False) -> ir.Model:
+    """Return the inference form of ``source``, pruned to one output; ``fixed`` leaves all sizes of the file."""
     model = inference_form(source)
-    free_batch_axis(model)
+    if not fixed:
+        free_batch_axis(model)
     keep_outputs(model, [v for v in model.graph.outputs if v.name == output], inputs=True)
     return model
 

@@ -49,11 +49,17 @@ from .weights import (
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, element type and shape of a graph input; None stands for a dimension that is not fixed."""
+    """Name, element type and shape of a graph input; None stands for a dimension that is not fixed.
+
+    With ``by_row``, the first axis is that of the rows of X. Otherwise a run takes all of the input, and the rows are
+    those of the output: see :mod:`.whole_data`. ``axes`` are then the names of the axes, None where they have none.
+    """
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
+    by_row: bool = True
+    axes: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class TrainableModel:
     model : onnx_ir.Model
         Its outputs are ``scores`` and, if different, ``output`` and ``class_output``. Read only.
     inputs : tuple of TensorSpec
-        The graph's inputs; the first axis of each is the batch.
+        The graph's inputs; the first axis of each is the batch, unless the graph :attr:`is_whole`.
     output : str
         The output that the user asked for.
     scores : str
@@ -154,6 +160,11 @@ class TrainableModel:
     doubtful: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     layout: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the data are one thing: a run takes all of every input, and the rows are those of the output."""
+        return any(not spec.by_row for spec in self.inputs)
 
     @property
     def activation(self) -> dict[str, Any]:
@@ -235,7 +246,7 @@ class TrainableModel:
 
     def with_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> TrainableModel:
         """Return the model with the axes after the batch axis fixed to ``shapes``, by input name."""
-        if all(spec.shape[1:] == shapes[spec.name] for spec in self.inputs):
+        if self.is_whole or all(spec.shape[1:] == shapes[spec.name] for spec in self.inputs):
             return self
         model = self.model.clone()
         for value in model.graph.inputs:
@@ -288,6 +299,7 @@ def trainable_model(
     class_output: str | None = None,
     foreign: bool = False,
     several: Sequence[str] = (),
+    whole: bool = False,
 ) -> TrainableModel:
     """Prune ``source`` to the trained output, or to ``several``, and find its parameters.
 
@@ -306,11 +318,14 @@ def trainable_model(
         package, all float initializers are weights, except settings of operators.
     several : sequence of str, optional
         The trained outputs, instead of ``output``.
+    whole : bool, default=False
+        Whether the data are one thing, so that inputs have no axis of rows.
     """
     # A copy with a free batch axis, whose weights are initializers of the main graph.
     model = source.clone()
     record(model, *restored(source))
-    free_batch_axis(model)
+    if not whole:
+        free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
         model.graph.meta[EXPORTER] = model.producer_name  # Roles judges names by the exporter that gave them
@@ -361,7 +376,7 @@ def trainable_model(
         )
     return TrainableModel(
         model=model,
-        inputs=tuple(spec_of(v) for v in graph.inputs),
+        inputs=tuple(spec_of(v, by_row=not whole) for v in graph.inputs),
         **vars(forms[0]),
         forms=tuple(forms) if several else (),
         parameters=tuple(parameters),
@@ -407,8 +422,8 @@ def _names_of_weights(graph: ir.Graph, judged: Mapping[str, Verdict]) -> list[st
     return [name for name, verdict in judged.items() if verdict.is_weight and name in graph.initializers]
 
 
-def spec_of(value: ir.Value) -> TensorSpec:
-    """Return name, type and shape of a graph input, whose first axis is the batch."""
+def spec_of(value: ir.Value, *, by_row: bool = True) -> TensorSpec:
+    """Return name, type and shape of a graph input, whose first axis is the batch if ``by_row``."""
     if value.shape is not None and not len(value.shape) and value.dtype is not None:
         numpy_type = value.dtype.numpy()
         example = "True" if numpy_type == np.bool_ else "1"
@@ -420,7 +435,10 @@ def spec_of(value: ir.Value) -> TensorSpec:
     if not isinstance(value.type, ir.TensorType) or value.dtype is None or value.shape is None:
         raise ModelError(f"Graph input {value.name!r} must be a tensor of a declared type and shape with a batch axis.")
     shape = tuple(d if isinstance(d, int) else None for d in value.shape)
-    return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+    if by_row:
+        return TensorSpec(value.name or "", value.dtype.numpy(), shape)
+    axes = tuple(d.value if isinstance(d, ir.SymbolicDim) else None for d in value.shape)
+    return TensorSpec(value.name or "", value.dtype.numpy(), shape, by_row, axes)
 
 
 def why_quantized(nodes: Sequence[str]) -> str:

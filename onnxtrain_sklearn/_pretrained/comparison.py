@@ -107,6 +107,8 @@ class ReferenceOutput:
         The axes of the scores, if rows have a label for each position.
     file : FileComparison or None
         Result of the comparison with the file; None if the graph was not read from a file.
+    whole : bool
+        Whether the data of the graph are one thing.
     """
 
     model: ir.Model
@@ -116,6 +118,7 @@ class ReferenceOutput:
     row_shape: tuple[int, ...]
     positions: Positions | None = None
     file: FileComparison | None = None
+    whole: bool = False
 
     def as_matrix(self, found: np.ndarray) -> np.ndarray:
         """Return another output of the graph as a matrix of the form of ``numbers``."""
@@ -136,13 +139,18 @@ def is_foreign(model: ModelLike) -> bool:
 
 
 def reference_output(
-    model: ModelLike, graph: TrainableModel, columns: Mapping[str, InputData], device: Device
+    model: ModelLike, graph: TrainableModel, columns: Mapping[str, InputData], device: Device, n_rows: int
 ) -> ReferenceOutput | None:
-    """Return the output of the user's graph, from which ``graph`` was made, for some rows; None if there is none."""
+    """Return the output of the user's graph, from which ``graph`` was made, for some rows; None if there is none.
+
+    ``n_rows`` is the number of targets.
+    """
     if not is_foreign(model):
         return None
     whole = graph.model if graph.reference is None else graph.reference
-    reduced = multiply_by_columns(inference_form_of(whole, graph.output))
+    reduced = multiply_by_columns(inference_form_of(whole, graph.output, fixed=graph.is_whole))
+    if graph.is_whole:
+        return _output_of_whole(model, graph, reduced, columns, device, n_rows)
     columns, n = _inputs_of(reduced, columns, graph.output), len(next(iter(columns.values())))
     sizes = next((dims(v) for v in whole.graph.outputs if v.name == graph.output), None)
     numbers_of_row = math.prod(d for d in (sizes or [])[1:] if isinstance(d, int))
@@ -176,6 +184,32 @@ def reference_output(
                 f"number and shuffle=False."
             )
     return ReferenceOutput(reduced, graph.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
+
+
+def _output_of_whole(
+    model: ModelLike,
+    graph: TrainableModel,
+    reduced: ir.Model,
+    columns: Mapping[str, InputData],
+    device: Device,
+    n_rows: int,
+) -> ReferenceOutput:
+    """Return the output of a graph whose data are one thing."""
+    columns = _inputs_of(reduced, columns, graph.output)
+    run = Predictor(reduced, device, None, whole=True).run
+    found = run(columns)
+    if found.shape[:1] != (n_rows,):
+        raise ValueError(
+            f"Output {graph.output!r} of the graph has the shape {found.shape} for X, and y has {n_rows} rows: y must "
+            f"have a target for each row of the output; NaN where one is not known, or sample_weight 0."
+        )
+    every = np.arange(n_rows)
+    file = require_exact_import(
+        model, reduced, graph.joined, columns, every, found, lambda some: run(columns, some), whole=True
+    )
+    rows = np.linspace(0, n_rows - 1, max(3, min(n_rows, COMPARED_ROWS))).astype(int)
+    numbers = _as_flat_rows(found[rows]).astype(np.float64)
+    return ReferenceOutput(reduced, graph.output, rows, numbers, found.shape[1:], file=file, whole=True)
 
 
 def _run_on_any_batch(
@@ -236,10 +270,14 @@ def _across_rows(name: str) -> ModelError:
     )
 
 
-def run_graph(graph: ir.Model, columns: Mapping[str, InputData], rows: np.ndarray, device: Device) -> np.ndarray:
+def run_graph(
+    graph: ir.Model, columns: Mapping[str, InputData], rows: np.ndarray, device: Device, *, whole: bool = False
+) -> np.ndarray:
     """Return the output of a graph for some rows; raise ModelError if it does not run on them."""
     with refusing("The graph does not run on the data"):
-        return Predictor(graph, device, None).run(_inputs_of(graph, columns, graph.graph.outputs[0].name or ""), rows)
+        return Predictor(graph, device, None, whole=whole).run(
+            _inputs_of(graph, columns, graph.graph.outputs[0].name or ""), rows
+        )
 
 
 def _inputs_of(graph: ir.Model, columns: Mapping[str, InputData], output: str) -> Mapping[str, InputData]:
@@ -358,13 +396,16 @@ def require_exact_import(
     found: np.ndarray,
     run: Callable[[np.ndarray], np.ndarray],
     name: str | None = None,
+    *,
+    whole: bool = False,
 ) -> FileComparison | None:
     """Raise ModelError, naming the first node that differs, if the file computes other outputs than ``graph``.
 
     ``graph`` is the inference form of the graph that was read. ``found`` is its output ``name`` (None: the first) for
     ``rows``, and ``run`` returns it for other rows. ``model`` may be a GraphModel, whose settings say which inputs are
     constant and which axes hold rows. If several outputs of the file are ``joined``, ``graph`` has their columns side
-    by side. Return None if the model is not a file.
+    by side. With ``whole``, a run takes all of the data, and ``rows`` are all rows of the output. Return None if the
+    model is not a file.
     """
     reading = resolve_graph_model(model)
     constants, axes = reading.constant_inputs or {}, reading.batch_axis
@@ -388,7 +429,7 @@ def require_exact_import(
     # Repeat rows to fill the batch if the file takes a fixed number of rows.
     inputs = inputs_of(proto)
     own = [(value.type.tensor_type.shape.dim, axis_of(axes, value.name)) for value in inputs if value.name in columns]
-    batch = max((sizes[axis].dim_value for sizes, axis in own if len(sizes) > axis), default=0)
+    batch = 0 if whole else max((sizes[axis].dim_value for sizes, axis in own if len(sizes) > axis), default=0)
     every = np.arange(len(rows))
     for at in [np.resize(every[i : i + batch], batch) for i in range(0, len(rows), batch)] if batch > 0 else [every]:
         part = rows[at]
@@ -397,7 +438,7 @@ def require_exact_import(
             kind = ir.DataType(value.type.tensor_type.elem_type)
             if value.name in columns:
                 dtype = np.dtype(np.float32) if kind is ir.DataType.BFLOAT16 else kind.numpy()
-                data = columns[value.name].rows(part).astype(dtype, copy=False)
+                data = columns[value.name].rows(slice(None) if whole else part).astype(dtype, copy=False)
                 feeds[value.name] = np.ascontiguousarray(np.moveaxis(data, 0, axis_of(axes, value.name)))
             elif value.name in constants:
                 rank = len(value.type.tensor_type.shape.dim)
@@ -463,7 +504,9 @@ def require_same_outputs(
     for what, numbers, expected in _compared_outputs(reference, graph, decoding, predictor, columns, scores):
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
-            again = reference.as_matrix(run_graph(reference.model, columns, reference.rows, device))
+            again = reference.as_matrix(
+                run_graph(reference.model, columns, reference.rows, device, whole=reference.whole)
+            )
             # A graph that draws random numbers differs between two runs, so it cannot be compared.
             if np.allclose(again, reference.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):
                 distance = float(np.nanmax(np.abs(numbers - expected)))

@@ -221,6 +221,10 @@ def _require_minibatches(local: Any, validation: Any) -> None:
             f"{type(config.optimizer).__name__} takes all rows at once, and they are on several workers. Set an "
             f"optimizer of minibatch steps, such as AdamW()."
         )
+    if local.batch_size is None:
+        raise InvalidParameterError(
+            "batch_size=None takes all rows at once, and they are on several workers: set batch_size to a number."
+        )
     if local.finetune not in ("auto", None):
         raise InvalidParameterError("Fine-tuning takes all rows at once, and they are on several workers.")
     require_hard_labels(local._output_task(), "Workers of a cluster train")

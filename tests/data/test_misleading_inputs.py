@@ -113,7 +113,9 @@ def test_edges_are_no_rows_and_a_graph_may_be_one():
         W=np.ones((4, 1), np.float32),
         first=np.array(0),
     )
-    wanted = r"free axis 'E' is not that of the rows, 'N', as with the edges of a graph.*adjacency matrix"
+    wanted = (
+        r"free axis 'E' is not that of the rows, 'N', as with the edges of a network.*batch_size=None.*adjacency matrix"
+    )
     with pytest.raises(ModelError, match=wanted):
         OrtGradientRegressor(model).fit({"X": X, "edges": np.zeros((2, 90), np.int64)}, y)
     advised = parsed(
