@@ -75,11 +75,10 @@ MODELS: dict[str, Maker] = {
     "HistGradientBoosting": boosting,
     "LightGBM": lightgbm,
     "sklearn MLP": sklearn_mlp,
-    "OrtGradient": network(),
     "OrtGradient alpha=0": network(alpha=0),
-    "OrtGradient early stopping": network(alpha=0, early_stopping=True),
-    "RealMLP": ours("RealMLP"),
+    "OrtGradient": network(),
     "RealMLP td": ours("RealMLP", "td"),
+    "RealMLP": ours("RealMLP"),
 }
 
 

@@ -233,13 +233,12 @@ class TrainingConfig:
 
 # The default penalty on weights.
 
-STRENGTH: Mapping[Task, float] = {"regression": 5.0, "binary": 2.0, "multiclass": 2.0, "multilabel": 2.0}
+STRENGTH: Mapping[Task, float] = {"regression": 10.0, "binary": 2.0, "multiclass": 2.0, "multilabel": 2.0}
 """The penalty of ``alpha="auto"`` on all rows together; that of scikit-learn's ``LogisticRegression(C=1 / strength)``.
 
 Without a penalty, 200 epochs on some hundred rows end in overconfidence: probabilities near 0 and 1 where labels are
 noisy, and numbers that follow the noise. Early stopping would need held-out rows, whose loss costs more than it gains.
-The strengths were chosen on 16 small tables (benchmarks/defaults.py). For numbers, 10 and 20 score slightly better
-there."""
+The strengths were chosen on 16 small tables (benchmarks/defaults.py)."""
 
 
 def default_alpha(estimator: Any, config: TrainingConfig, task: Task, n_rows: int) -> float:

@@ -92,10 +92,10 @@ def test_description_names_the_penalty():
     assert "penalty" not in str(classifier.describe())
 
 
-def test_numbers_have_a_penalty_of_five_in_units_of_their_deviation():
+def test_numbers_have_a_penalty_of_ten_in_units_of_their_deviation():
     regressor = OrtGradientRegressor(MLP((5,)), **STILL).fit(X, NUMBERS)
     error = np.mean((regressor.predict(X) - NUMBERS) ** 2) / NUMBERS.var()
-    assert_allclose(regressor.loss_, error + 5 / 2 * squares(regressor) / 400, rtol=1e-5)
+    assert_allclose(regressor.loss_, error + 10 / 2 * squares(regressor) / 400, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
