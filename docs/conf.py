@@ -76,6 +76,11 @@ html_logo = html_favicon = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+# Pages without others below them have no side bar.
+html_sidebars = {
+    page: []
+    for page in ("getting_started", "which_estimator", "faq", "benchmarks", "design", "security", "changelog")
+}
 html_theme_options = {
     "logo": {"text": html_title},
     "show_prev_next": True,
