@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class Call:
         sample of them.
     resources : ExitStack
         Closes the table, and the thread that reads it, at the end of the call.
+    began : float
+        When the call began, by ``time.perf_counter``.
     """
 
     X: Any
@@ -72,6 +75,7 @@ class Call:
     source: Any = None
     stream: Any = None
     resources: ExitStack = field(default_factory=ExitStack)
+    began: float = field(default_factory=time.perf_counter)
 
     def resumed_state(self, estimator: object) -> FittedState | None:
         """Return the fitted state from which the call continues training; None if it starts training anew."""

@@ -7,6 +7,7 @@ set by ``set_callbacks`` get scikit-learn's tree, which joins the tree of a pipe
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
@@ -211,6 +212,11 @@ class ActiveTraining(StatefulTraining):
     def epochs_done(self) -> int:
         """Number of epochs that this call has trained."""
         return self._state.history.progress.epoch - self._trainer.epochs_before
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the call began, its preparation included."""
+        return time.perf_counter() - self._call.began
 
     def name(self, callbacks: Sequence[object]) -> None:
         """Choose the name of each callback's memory: its class, with a number if an earlier callback has that class."""

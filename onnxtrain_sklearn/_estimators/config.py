@@ -32,6 +32,7 @@ from .._training.trainer import TrainerSettings
 from .._utils.cache import with_attributes
 from .._utils.params import FACTORS, check_parameters
 from ..callbacks.base import has_hooks
+from ..callbacks.monitoring import TimeLimit
 from ..exceptions import InvalidParameterError, ModelError, nearest, warn
 from ..losses import LogLoss, Loss, SquaredError, resolve_loss
 from ..models import MLP, resolve_builder
@@ -103,6 +104,7 @@ class TrainingConfig:
             n_iter_no_change=float(estimator.n_iter_no_change),
             early_stopping=bool(estimator.early_stopping),
             accumulate=int(optimizer.accumulate),
+            planned_fits=planned_fits(estimator),
             all_epochs=isinstance(estimator.early_stopping, str),
             verbose=int(estimator.verbose),
             callbacks=[one for one in estimator.callbacks or () if callable(one) and not has_hooks(one)],
@@ -370,6 +372,15 @@ def check_partial_fit(estimator: Parameters) -> None:
                 f"partial_fit sees a part of them. Set class_weight: a dict, such as "
                 f"sklearn.utils.class_weight.compute_class_weight makes, or {{}} for equal weights."
             )
+
+
+def planned_fits(estimator: Parameters) -> int:
+    """Return the number of fits like this one that a long one is announced for: of all networks of a recipe.
+
+    A fit with a time limit is not announced.
+    """
+    limited = any(isinstance(one, TimeLimit) for one in estimator.callbacks or ())
+    return 0 if limited else int(vars(estimator).get("_planned_fits", 1))
 
 
 def is_on(switch: object) -> bool:

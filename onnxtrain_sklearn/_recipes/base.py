@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,7 +63,7 @@ from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
-from .._utils.params import COUNT, Parameter, Range, RowChoice, declare
+from .._utils.params import COUNT, POSITIVE, Parameter, Range, RowChoice, declare
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike, Validation
 from ..runtime import Runtime
 from .ensemble import (
@@ -118,6 +119,10 @@ on; of ``TimeSeriesSplit()`` the last one for all. Rows in neither part of a spl
 Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for classes
 ``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float`` of a network and its preprocessed
 rows. Higher is better. None: {score}."""))
+    time_limit: float | None = declare(None, Parameter("float or None", """
+Seconds after which the fit ends with the networks trained so far, each with its best epoch. Each network of an ensemble
+has an equal share of the time left, and the first one takes at least one step. How far training comes depends on the
+machine. On a device, training ends after an epoch, not within it. None: no limit.""", (POSITIVE, None)))
 
     # Not parameters here. A recipe that declares them as such has them at this place of its signature.
     label_smoothing: float | str = field(default=0.0, init=False)
@@ -279,7 +284,14 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         by_loss = recipe._watches_loss and examples.task != "multilabel"  # whose default score is a loss
         default = None if by_loss else DEFAULT_SCORING.get(examples.task)
         scoring = default if self.scoring is None else self.scoring
-        training = MemberTraining(self._early_stopping, scoring, tasks.fit, self._validation_rows(validation, examples))
+        count = int(recipe.n_ensembles)
+        training = MemberTraining(
+            self._early_stopping,
+            scoring,
+            partial(tasks.fit, count=count),
+            self._validation_rows(validation, examples),
+            partial(tasks.is_over, count),
+        )
         trained = train_members(recipe._members(examples, choice), training, examples, place)
         # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
         networks = trained.networks

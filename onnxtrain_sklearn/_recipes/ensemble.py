@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -36,6 +38,9 @@ from .._ort import devices
 from .._ort.devices import Device
 from .._utils.cache import digest
 from .._utils.typing import ClassWeight, MatrixLike, Validation
+from ..callbacks.base import TrainingInProgress
+from ..callbacks.monitoring import TimeLimit
+from ..exceptions import warn
 from ..runtime import resolve_runtime
 from .preprocessing import Preprocessing, Scaling, fit_preprocessing
 from .raw_table import RawTable, categorical_columns, read_table, warn_of_columns
@@ -98,12 +103,15 @@ class MemberTraining:
         Fits the network, given X, y and further arguments.
     validation : callable or None
         Returns the rows that the user gives to score the network, given its preprocessing and the place to run it.
+    is_over : callable
+        Returns True if no time is left for a further network.
     """
 
     early_stopping: bool | str
     scoring: Scoring | None
     fit: Callable[[Network, Any, Any, dict[str, Any]], None]
-    validation: ValidationRows | None = None
+    validation: ValidationRows | None
+    is_over: Callable[[], bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +214,8 @@ def train_members(
                 settings["classes"] = examples.classes
             begun.append(member)  # before its training, so that an interrupt keeps the epochs that it trained
             training.fit(network, X, y, settings)
+            if training.is_over():
+                break
     except KeyboardInterrupt as error:
         interrupted = error
         begun = [one for one in begun if hasattr(one.network, "n_iter_")]
@@ -225,11 +235,29 @@ def train_members(
 FitResult = TypeVar("FitResult")
 
 
+class MemberLimit(TimeLimit):
+    """The time limit of a recipe, of which ``share`` seconds are left to a network.
+
+    A checkpoint knows the network again by the parameter alone, because the share differs in each call.
+    """
+
+    share: float
+
+    def begin(self, training: TrainingInProgress) -> None:
+        """Leave no memory: the recipe's user gave no such callback."""
+
+    def after_step(self, training: TrainingInProgress, loss: float) -> bool:
+        return training.seconds >= self.share
+
+    def after_epoch(self, training: TrainingInProgress) -> bool:
+        return training.seconds >= self.share
+
+
 class MemberTasks:
-    """The tasks that callbacks hear of in one call of a recipe's ``fit``."""
+    """The tasks that callbacks hear of in one call of a recipe's ``fit``, and the time of the networks."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+        self._recipe, self._began, self._n_begun = recipe, time.perf_counter(), 0
         self._root: Any = None
         self._set = set_callbacks_of(recipe)
 
@@ -256,10 +284,34 @@ class MemberTasks:
         finally:
             held[SET] = given
 
-    def fit(self, network: Network, X: object, y: object, settings: Mapping[str, object]) -> None:
-        """Fit a network with the callbacks of the recipe."""
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the time limit of the recipe."""
+        limit = self._recipe.time_limit
+        return math.inf if limit is None else float(limit) - (time.perf_counter() - self._began)
+
+    def is_over(self, count: int) -> bool:
+        """Return True if no time is left for a further network; warn if fewer than ``count`` are trained."""
+        over = self.seconds_left <= 0
+        if over and self._n_begun < count:
+            warn(
+                f"time_limit={self._recipe.time_limit} ended the fit after {self._n_begun} of {count} networks, of "
+                f"which the model consists."
+            )
+        return over
+
+    def fit(self, network: Network, X: object, y: object, settings: Mapping[str, object], count: int) -> None:
+        """Fit the next of ``count`` networks with the callbacks of the recipe, in its share of the time left."""
         recipe, root = self._recipe, self._root
-        network.set_params(callbacks=recipe.callbacks)
+        callbacks = recipe.callbacks
+        if recipe.time_limit is not None:
+            # A device waits for each step that a callback follows.
+            limit = MemberLimit(recipe.time_limit, within_epochs=recipe.device == "cpu")
+            limit.share = self.seconds_left / (count - self._n_begun)
+            callbacks = [*(callbacks or ()), limit]
+        network.set_params(callbacks=callbacks)
+        network._planned_fits = 0 if self._n_begun else count  # the first one announces a long fit for all
+        self._n_begun += 1
         if root is None:
             network.fit(X, y, **settings)
             return

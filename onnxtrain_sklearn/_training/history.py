@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..exceptions import warn
 from ..schedules import Progress
 
 KEPT = 100_000
@@ -268,6 +269,9 @@ class ProgressReport(Protocol):
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Report the latest epoch; ``done`` is the number of epochs that this call has trained."""
 
+    def announce(self, text: str) -> None:
+        """Say that training will take long."""
+
     def end(self) -> None:
         """End an unfinished line, so that later output starts on a new line."""
 
@@ -282,10 +286,14 @@ def report_of(verbose: int, epochs: int) -> ProgressReport:
 
 
 class NoReport:
-    """Print nothing."""
+    """Print nothing; only a warning says that training will take long."""
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Do nothing."""
+
+    def announce(self, text: str) -> None:
+        """Warn."""
+        warn(text)
 
     def end(self) -> None:
         """Do nothing."""
@@ -306,6 +314,10 @@ class EpochTable:
         score = f"{history.scores.last():12.6f}" if history.scores.size else f"{'':>12}"
         rate = f"{'':>12}" if learning_rate is None else f"{learning_rate:12.3g}"
         print(f"{epoch:6d} {history.losses.last():12.6f} {score} {rate} {seconds:9.2f}")
+
+    def announce(self, text: str) -> None:
+        """Print the text between two lines of the table."""
+        print(text)
 
     def end(self) -> None:
         """Do nothing."""
@@ -334,6 +346,9 @@ class ProgressLine:
         if elapsed - self._changed >= INTERVAL:
             self._changed = elapsed
             self._write()
+
+    def announce(self, text: str) -> None:
+        """Do nothing: the line shows the time left."""
 
     def end(self) -> None:
         """Show the last epoch, and start a new line."""

@@ -85,6 +85,7 @@ class TrainerSettings:
     """The settings of the loop, named after the estimators' parameters.
 
     With ``all_epochs``, the loop runs all ``max_iter`` epochs, as for ``early_stopping="best_epoch"``.
+    ``planned_fits`` is the number of fits like this one that a long one is announced for; 0: it is not announced.
     """
 
     learning_rate_init: float
@@ -99,6 +100,7 @@ class TrainerSettings:
     dropout_schedule: Schedule = field(default_factory=Constant)
     all_epochs: bool = False
     accumulate: int = 1
+    planned_fits: int = 1
 
     @property
     def scheduled(self) -> Scheduled:
@@ -155,7 +157,7 @@ class Trainer:
         history.best = None
         self._recorded = time.perf_counter()
         self._step_hook: Callable[[float], bool] | None = None
-        self._stopped = False
+        self._stopped = self._announces = False
         self.part: EpochPart | None = None
         self._resumed: EpochPart | None = None
         self._report = report_of(settings.verbose, settings.max_iter)
@@ -193,6 +195,7 @@ class Trainer:
             early_stopping=settings.early_stopping,
         )
         self.rates.warn_if_finished()
+        self._announces = settings.planned_fits > 0
         ended = self._guarded(self._train)
         self._kept.restore_best()
         if self.watcher is not None:
@@ -346,7 +349,10 @@ class Trainer:
             rate=rate,
             seconds=took,
         )
-        self._report.show(self.history, rate, self.history.progress.epoch - self.epochs_before)
+        done = self.history.progress.epoch - self.epochs_before
+        self._report.show(self.history, rate, done)
+        if self._announces:
+            self._announce_length(done, took, rows)
         if not settings.callbacks and self.watcher is None:
             return False
         answers: list[object] = [self._stopped]
@@ -358,6 +364,33 @@ class Trainer:
             if before is not None and not np.array_equal(before, self._buffer):
                 self.step.reload()  # upload the weights that a callback changed on the host
         return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
+
+    def _announce_length(self, done: int, took: float, rows: int) -> None:
+        """Say how long training may take if that is more than a minute, after the first epoch or the second one.
+
+        The first one includes preparations. If it is short, they may be most of it: the second one decides.
+        """
+        self._announces = done < 2
+        settings, fits = self._settings, self._settings.planned_fits
+        left = took * (settings.max_iter * fits - done)
+        if left < LONG or (done < 2 and took < 1.0):
+            return
+        self._announces = False
+        networks = f" of {fits} networks" if fits > 1 else ""
+        self._report.announce(
+            f"This fit{networks} may take another {_duration(left)}: {settings.max_iter} epochs at most, and an epoch "
+            f"of {rows:,} rows took {took:.2g} s ({rows / took:,.0f} rows a second). verbose=1 shows the progress; "
+            f"callbacks.TimeLimit, or time_limit of RealMLP and TabM, ends it earlier."
+        )
+
+
+LONG = 60.0
+"""Seconds left from which on a fit is announced as a long one."""
+
+
+def _duration(seconds: float) -> str:
+    """Return a duration in minutes, or in hours."""
+    return f"{round(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 @ignores_float_errors

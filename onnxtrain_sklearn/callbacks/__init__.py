@@ -17,6 +17,7 @@ from .monitoring import EarlyStopping as EarlyStopping
 from .monitoring import EpochScoring as EpochScoring
 from .monitoring import GradientStatistics as GradientStatistics
 from .monitoring import MetricLogger as MetricLogger
+from .monitoring import TimeLimit as TimeLimit
 from .weights import LearningRateFinder as LearningRateFinder
 from .weights import SnapshotEnsemble as SnapshotEnsemble
 from .weights import WeightAveraging as WeightAveraging

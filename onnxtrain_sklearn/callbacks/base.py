@@ -124,6 +124,10 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
     def epochs_done(self) -> int:
         """Epochs that this call has trained."""
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the call began."""
+
     def memory(self, callback: Callback) -> dict[str, Any]:
         """Return the memory of a callback: numbers, texts and arrays, kept from call to call.
 

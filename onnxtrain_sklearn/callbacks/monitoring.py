@@ -1,6 +1,6 @@
-"""Callbacks that watch training: EpochScoring, EarlyStopping, GradientStatistics, MetricLogger.
+"""Callbacks that watch training: EpochScoring, EarlyStopping, TimeLimit, GradientStatistics, MetricLogger.
 
-They read and add entries of ``history_``; only EarlyStopping affects training.
+They read and add entries of ``history_``; only EarlyStopping and TimeLimit affect training, which they end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from .._utils.params import COUNT, NOT_NEGATIVE, OneOf, Rules
+from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Rules
 from .base import CALLBACKS_MODULE, Callback, Part, TrainingInProgress
 
 LOWER_IS_BETTER = ("loss", "train_loss", "validation_loss")
@@ -164,6 +164,64 @@ class EarlyStopping(Callback):
         weights = training.memory(self).pop("weights", None)
         if weights is not None:
             training.parameters.buffer[...] = weights
+
+
+class TimeLimit(Callback):
+    """End training after some time.
+
+    The first step is always taken. The weights are then those that the estimator keeps in any case: with
+    ``early_stopping``, those of the best epoch so far. An epoch that ends within it is recorded with the rows that it
+    has seen, and is scored too.
+
+    Parameters
+    ----------
+    seconds : float
+        Seconds since the call of ``fit`` or ``partial_fit``. Training ends with the step that exceeds them.
+    within_epochs : bool, default=True
+        Whether training may end within an epoch. False: it ends after the epoch that exceeds the limit. Clusters and
+        fine-tuning, which take no single steps, need False, and it is faster on devices, which otherwise wait for each
+        step.
+
+    Notes
+    -----
+    How far training comes depends on the machine; until then, it is the training without the limit. A schedule of the
+    learning rate is not shortened: to train less by a schedule that ends, lower ``max_iter``. Training that is resumed
+    by a :class:`Checkpoint` has the whole time again.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from onnxtrain_sklearn import OrtGradientClassifier
+    >>> from onnxtrain_sklearn.callbacks import TimeLimit
+    >>> X, y = load_iris(return_X_y=True)
+    >>> net = OrtGradientClassifier(callbacks=[TimeLimit(0.05)], max_iter=100_000, tol=-1, random_state=0).fit(X, y)
+    >>> net.n_iter_ < 100_000, net.callbacks_["TimeLimit"]["reached"]
+    (True, True)
+    """
+
+    __module__ = CALLBACKS_MODULE
+    name = "time_limit"
+    valid: ClassVar[Rules] = {"seconds": (POSITIVE,), "within_epochs": (bool,)}
+
+    def __init__(self, seconds: float, *, within_epochs: bool = True) -> None:
+        self.seconds = seconds
+        self.within_epochs = within_epochs
+
+    @property
+    def follows_steps(self) -> bool:
+        """True if training may end within an epoch."""
+        return bool(self.within_epochs)
+
+    def begin(self, training: TrainingInProgress) -> None:
+        training.memory(self).clear()  # forget an earlier call of fit
+
+    def after_step(self, training: TrainingInProgress, loss: float) -> bool:
+        return training.seconds >= self.seconds
+
+    def after_epoch(self, training: TrainingInProgress) -> bool:
+        memory = training.memory(self)
+        memory["reached"] = training.seconds >= self.seconds
+        return bool(memory["reached"])
 
 
 class GradientStatistics(Callback):

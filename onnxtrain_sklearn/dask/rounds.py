@@ -392,7 +392,7 @@ class ClusterStep:
         if after is not None or skip:
             raise ValueError(
                 "A callback follows single steps, as by after_step or every_steps, and their weights are on the "
-                "workers: let it follow epochs."
+                "workers: let it follow epochs, as TimeLimit(within_epochs=False) does."
             )
         begun = [self._begin_epoch(shard) for shard in range(len(self.windows))]
         # A round reads one window of each shard: a worker needs no memory for more.
