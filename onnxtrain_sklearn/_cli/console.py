@@ -29,6 +29,7 @@ import onnx
 from .._training.history import Epoch
 from .._utils.typing import Estimator
 from .._utils.untrusted_text import json_escaped, printable
+from ..callbacks.monitoring import TimeLimit
 from ..exceptions import nearest
 from ..losses import LOSSES
 from ..optimizers import OPTIMIZERS
@@ -258,14 +259,17 @@ def write_model(model: onnx.ModelProto, path: Path) -> int:
 
 
 @contextmanager
-def epochs_shown(estimator: Estimator, console: Console, earlier: int = 0) -> Iterator[None]:
+def epochs_shown(
+    estimator: Estimator, console: Console, earlier: int = 0, *, limit: float | None = None
+) -> Iterator[None]:
     """Print epochs while ``estimator`` is fitted, counted from the ``earlier`` ones that it goes on from.
 
-    The callback is removed afterwards, so that an estimator that is then stored has only its own.
+    ``limit`` is the most seconds of the fit. The callbacks are removed afterwards: a stored estimator has only its own.
     """
     own, epochs = estimator.callbacks, estimator.max_iter
     total = None if isinstance(epochs, str) else earlier + int(epochs)  # "auto": known only to the fit
-    estimator.callbacks = [*(own or ()), EpochProgress(console, total)]
+    limits = [] if limit is None else [TimeLimit(limit)]
+    estimator.callbacks = [*(own or ()), EpochProgress(console, total), *limits]
     try:
         yield
     finally:

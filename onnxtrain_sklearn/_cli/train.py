@@ -98,7 +98,7 @@ example:
   onnxtrain-sklearn train iris.csv --target species --set max_iter=64 --report iris.html"""
 
 DEFAULT_MODEL, DEFAULT_NETWORK = "realmlp", "mlp"
-"""Default models. The first is the best on small tables; it takes too long on large ones, and no ``--validation``."""
+"""Default models. The first is the best on small tables; it takes too long on large ones."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,14 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     table_arguments(parser)
     add = parser.add_argument
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
-    defaults = f"{DEFAULT_MODEL}; with --validation, and for more than {MOST_ROWS:,} rows: {DEFAULT_NETWORK}"
+    defaults = f"{DEFAULT_MODEL}; for more than {MOST_ROWS:,} rows: {DEFAULT_NETWORK}"
     add("--model", metavar="NAME|FILE", help=f"the model to train, see below; default: {defaults}")
     add("--task", choices=["classification", "regression"], help="default: as the target's values tell")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the estimator")
     add("--holdout", type=_share, default=0.2, metavar="SHARE", help="rows to test on, 0: none; default: %(default)s")
     add("--test", type=Path, metavar="FILE", help="a table to test on, in place of --holdout")
     add("--validation", type=Path, metavar="FILE", help="a table whose score ends the training (early stopping)")
+    add("--time-limit", type=_seconds, metavar="SECONDS", help="end the training after this time")
     add(
         "--seed", type=int, default=0, metavar="N", help="of the split, the weights and the order; default: %(default)s"
     )
@@ -156,6 +157,13 @@ def _share(text: str) -> float:
     return value
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"seconds above 0, got {text}")
+    return value
+
+
 def _train(options: argparse.Namespace, console: Console) -> Outcome:
     # Check the arguments that need no data.
     if options.report is not None and options.report.suffix not in (".html", ".md"):
@@ -166,8 +174,9 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     further = [file for path in (options.test, options.validation) if path for file in table_files([path])]
     require_writable([options.output, options.save, options.report], [*files, *further])
     settings = parsed_settings(options.set)
+    limit = options.time_limit
     default = DEFAULT_MODEL
-    if options.validation is not None or (options.model is None and is_large(files)):
+    if options.model is None and is_large(files):
         default = DEFAULT_NETWORK
     option = model_named(options.model or default, options.trust)  # before the table is read, which may take long
     splits = rows_to_train(options, _task_of_model(option, options.task), console, warn_of_row_numbers)
@@ -176,7 +185,7 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     # Fit, write and compare.
     begun = time.monotonic()
     trained = fit_option(
-        option, target.task, splits.train, splits.validation, settings, seed=options.seed, console=console
+        option, target.task, splits.train, splits.validation, settings, limit=limit, seed=options.seed, console=console
     )
     seconds = time.monotonic() - begun
     file = _write(trained, (splits.test or splits.train).sample(), target, options.output, console)
@@ -269,14 +278,16 @@ def fit_option(
     validation: Rows | None,
     settings: Mapping[str, object],
     *,
+    limit: float | None = None,
     seed: int,
     console: Console,
 ) -> Trained:
     """Fit the model that ``--model`` names to the rows."""
     if option.kind == "recipe" or isinstance(option.model, BaseRecipe):
+        settings = settings if limit is None else {"time_limit": limit, **settings}
         return _train_recipe(option, task, rows, validation, settings, seed=seed, console=console)
     if option.kind == "own":
-        return _continue_training(option, rows, validation, settings, console)
+        return _continue_training(option, rows, validation, settings, limit, console)
     kind = OrtGradientClassifier if task == "classification" else OrtGradientRegressor
     estimator: Any = kind(option.model, random_state=seed, early_stopping=validation is not None)
     if isinstance(option.model, Linear) and settings.keys().isdisjoint(OF_STEPS):
@@ -284,7 +295,7 @@ def fit_option(
         estimator.set_params(**LINEAR_STEPS, **patience)
     apply_settings(estimator, settings)
     if option.kind == "builder":
-        return _train_table_pipeline(estimator, rows, validation, console)
+        return _train_table_pipeline(estimator, rows, validation, limit, console)
     frame = rows.sample().frame
     names = list(frame.columns)
     if option.kind == "fitted":
@@ -296,7 +307,7 @@ def fit_option(
     else:
         prepare = _table_of(names)
     held = {} if validation is None else {"X_val": prepare(validation.frame), "y_val": validation.y}
-    with epochs_shown(estimator, console):
+    with epochs_shown(estimator, console, limit=limit):
         estimator.fit(*rows.given(prepare), **held)
     return Trained(estimator, estimator, prepare, names, "nan" if option.kind == "fitted" else MISSING_TEXT)
 
@@ -315,8 +326,6 @@ def _train_recipe(
     seed: int,
     console: Console,
 ) -> Trained:
-    if validation is not None:
-        raise UsageError(f"--validation is for networks; {option.text} holds out rows of its own (validation_split).")
     # A stored recipe is trained anew, with its settings: its preprocessing is fitted to the rows of its first fit.
     kind: Any = type(option.model) if option.kind == "own" else RECIPES[option.model][task]
     estimator = clone(option.model) if option.kind == "own" else kind(random_state=seed)
@@ -332,14 +341,20 @@ def _train_recipe(
             table[name] = np.array([text or None for text in table[name].tolist()], object)
         return table
 
+    held = {} if validation is None else {"X_val": raw_table(validation.frame), "y_val": validation.y}
     with epochs_shown(estimator, console), warnings.catch_warnings():
         warnings.filterwarnings("ignore", WARNINGS)  # the warnings above name --drop
-        estimator.fit(*rows.given(raw_table))
+        estimator.fit(*rows.given(raw_table), **held)
     return Trained(estimator, estimator, raw_table, names)
 
 
 def _continue_training(
-    option: ModelOption, rows: AnyRows, validation: Rows | None, settings: Mapping[str, object], console: Console
+    option: ModelOption,
+    rows: AnyRows,
+    validation: Rows | None,
+    settings: Mapping[str, object],
+    limit: float | None,
+    console: Console,
 ) -> Trained:
     """Train a stored estimator from its weights and with its settings; earlier steps of a pipeline stay as they are."""
     whole = option.model
@@ -371,7 +386,7 @@ def _continue_training(
         for_now["early_stopping"] = True
         held = {"X_val": encoded(validation.frame), "y_val": validation.y}
     earlier = int(getattr(net, "n_iter_", 0)) if for_now.get("warm_start", net.warm_start) else 0
-    with _set_for_now(net, for_now), epochs_shown(net, console, earlier):
+    with _set_for_now(net, for_now), epochs_shown(net, console, earlier, limit=limit):
         net.fit(*rows.given(encoded), **held)
     return Trained(whole, net, prepare, columns, MISSING_TEXT if written_here else "nan", earlier)
 
@@ -390,7 +405,9 @@ STEP_NAMES = ("table_columns", "network")
 """Steps of the pipeline for builders. By these names a stored one is known, which takes missing text as empty."""
 
 
-def _train_table_pipeline(estimator: Estimator, rows: AnyRows, validation: Rows | None, console: Console) -> Trained:
+def _train_table_pipeline(
+    estimator: Estimator, rows: AnyRows, validation: Rows | None, limit: float | None, console: Console
+) -> Trained:
     """Fit imputation, scaling and one-hot encoding to the rows, or a sample, and train a network behind them."""
     frame = as_numbers_and_text(rows.sample().frame)
     texts = text_columns(frame)
@@ -412,7 +429,7 @@ def _train_table_pipeline(estimator: Estimator, rows: AnyRows, validation: Rows 
         return preprocessing.transform(as_numbers_and_text(frame))
 
     held = {} if validation is None else {"X_val": encoded(validation.frame), "y_val": validation.y}
-    with epochs_shown(estimator, console):
+    with epochs_shown(estimator, console, limit=limit):
         estimator.fit(*rows.given(encoded), **held)
     whole = Pipeline([*zip(STEP_NAMES, (preprocessing, estimator), strict=True)])
     names = list(frame.columns)

@@ -206,13 +206,23 @@ def test_validation_and_test_tables(folder, tmp_path, capsys):
     tables = ["--test", tmp_path / "test.csv", "--validation", tmp_path / "test.csv"]
     common = ["train", folder / "iris.csv", "--target", "species", *tables, "--output", tmp_path / "m.onnx"]
     settings = ["--set", "n_iter_no_change=1", "tol=0.5", "optimizer=sgd", "optimizer__momentum=0.5", "--quiet"]
-    status, told = program_json(capsys, *common, *settings)
-    assert (status, told["model"]) == (0, "mlp")
+    status, told = program_json(capsys, *common, "--model", "mlp", *settings)
+    assert status == 0
     assert told["rows"] == {"train": 150, "test": 75}
     assert told["epochs"] < 10  # the score on the validation table does not rise by a half
-    status, told = program_json(capsys, *common, "--model", "realmlp")
-    assert status == 2
-    assert "--validation is for networks" in told["error"]["message"]
+    few = ["--save", tmp_path / "m.joblib", "--set", "max_iter=2", "n_ensembles=1"]
+    status, told = program_json(capsys, *common, *few)
+    assert (status, told["model"]) == (0, "realmlp")
+    stored = joblib.load(tmp_path / "m.joblib")
+    reached = stored.score(table[::2].drop(columns="species"), table["species"][::2])
+    assert reached in stored.validation_scores_[0]
+
+
+@pytest.mark.parametrize("model", ["realmlp", "mlp", "linear"])
+def test_time_limit_ends_the_training(model, folder, tmp_path, capsys):
+    limit = ["--model", model, "--time-limit", "1e-6", "--output", tmp_path / "m.onnx"]
+    status, told = program_json(capsys, "train", folder / "iris.csv", "--target", "species", *limit)
+    assert (status, told["epochs"]) == (0, 1)
 
 
 @pytest.mark.long
