@@ -260,7 +260,7 @@ class Choice:
 def cross_validated(paths: Paths, folds: np.ndarray) -> Choice:
     """Return the choice among the candidates by the losses of held-out rows.
 
-    The paths from the best two of the old and the recalibrated weights are searched; the worst one is only a candidate.
+    The paths from the best two of the old and the recalibrated weights are searched; the others are only candidates.
     """
     objective = paths.objective
     used = np.where(folds == UNUSED, 0.0, objective.weights)
@@ -428,5 +428,5 @@ def folds_of(targets: np.ndarray, n_weights: int, cv: int, rng: np.random.Random
 
 
 def fraction_used(folds: np.ndarray) -> float:
-    """Return the fraction of all rows on which the candidates are trained while one fold is held out."""
+    """Return the fraction of all rows on which the candidates are trained, for a single split instead of folds."""
     return float(np.mean(folds == TRAINED))

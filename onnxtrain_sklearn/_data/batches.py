@@ -538,7 +538,7 @@ MERGE_LIMIT = 200
 
 
 def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows of positive weight and their weights; rows of weight zero do not affect any mean."""
+    """Return the rows of positive weight, and the weights of all rows; those of weight zero do not affect any mean."""
     if weights is None:
         return rows, None
     weighted = rows[weights[rows] > 0]
@@ -550,7 +550,9 @@ def weighted_rows(rows: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndar
 def distinct_rows(
     columns: Mapping[str, InputData], rows: np.ndarray, weights: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return one row of each group of equal rows, ordered by content, and the sum of the weights of each group.
+    """Return one row of each group of equal rows, ordered by content, and new weights of all rows.
+
+    The weight of a returned row is the sum over its group; that of any other row is zero.
 
     For a single full batch, this changes no mean but only the order in which it is summed: a row of weight two and a
     row that is given twice then train to the same bits.

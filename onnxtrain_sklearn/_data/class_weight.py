@@ -110,7 +110,11 @@ def weights_of_masked(targets: Targets, sample_weight: ArrayLike | None, class_w
 
 
 def given_weights(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
-    """Return the user's sample weights, undoing their multiplication by label shares; None if all are one."""
+    """Return the weights by which rows count in scores; None if all are one.
+
+    They are the user's sample weights: the multiplication by the shares of labels is undone. A ``class_weight`` that
+    ``weights`` were multiplied by stays in them, except at positions.
+    """
     shares = position_shares(targets).mean(axis=1) if targets.has_positions else share_of_labels(targets)
     given = np.divide(weights, shares, out=np.ones_like(weights), where=shares > 0)
     return None if np.allclose(given, 1.0, rtol=1e-12) else given

@@ -622,10 +622,10 @@ With 8, the variance of the rounding error, a twelfth of a squared step, is 1/76
 
 
 def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
-    """Warn if a standard deviation of ``numbers``, which are float64, spans fewer than eight steps of ``dtype``.
+    """Warn if a standard deviation of ``numbers``, which are float64, spans at most ``COARSE`` steps of ``dtype``.
 
-    Do not warn if the numbers are exact in ``dtype``, for example because they were float32 before, or if they differ
-    only by rounding.
+    Do not warn of whole numbers, which may be codes; of numbers that are exact in ``dtype``, for example because they
+    were float32 before; or of numbers that differ only by rounding.
     """
     there = numbers[~np.isnan(numbers)]
     if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:

@@ -264,7 +264,7 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
     """Return the columns of a data frame as arrays by input name.
 
     An input takes the column of its name, or the columns that begin with its name and a separator, in the order of
-    their numbers if all end in one. Every column must belong to exactly one input.
+    their numbers if all of them are the name, a separator and a number. Every column must belong to exactly one input.
     """
     # Which inputs may a column belong to? If pandas columns have several levels, the first level counts.
     owners: dict[Hashable, list[str]] = {}
@@ -372,14 +372,18 @@ def warn_of_texts(
 
 
 def _numbers_among(texts: set[str]) -> str | None:
-    """Return examples for a warning if most texts are numbers; None if they are not, or are codes such as 00501."""
+    """Return examples for a warning if most texts are numbers.
+
+    None if they are not, or may be codes: if one begins with a zero (00501), or all are nothing but digits (501).
+    """
     if len(texts) <= MANY_CATEGORIES:
         return None
     numbers = {text for text in texts if NUMBER.fullmatch(text.strip())}
     others = sorted(texts - numbers)
-    if len(numbers) < MOSTLY * len(texts) or any(CODE.fullmatch(text) and text[0] == "0" != text for text in numbers):
+    has_codes = any(CODE.fullmatch(text) and text != "0" and text.startswith("0") for text in numbers)
+    if len(numbers) < MOSTLY * len(texts) or has_codes:
         return None
     written = min(numbers, key=lambda text: (bool(CODE.fullmatch(text)), text))
     if others:
-        return f"{written!r} is one, {others[0]!r} is none"
+        return f"{written!r} is a number, {others[0]!r} is not"
     return None if CODE.fullmatch(written) else f"such as {written!r}"

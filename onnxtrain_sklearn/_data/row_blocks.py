@@ -1,8 +1,9 @@
 """Tables that need not fit into memory, as blocks of rows: data sets of files, lazy frames, relations, readers.
 
-A :class:`RowBlocks` reads row groups of Parquet files where they lie. All other sources are read once, into a temporary
-file of blocks: a query would otherwise run in each epoch, perhaps with another order of rows, and a CSV file cannot be
-read from its middle. Files stay closed between two blocks, so an error leaves none open. :func:`pieces` reads any
+A :class:`RowBlocks` reads row groups of Parquet files where they lie, unless they are too large for its buffer. All
+other sources are read once, into a temporary file of blocks: a query would otherwise run in each epoch, perhaps with
+another order of rows, and a CSV file cannot be read from its middle. Files stay closed between two blocks, so an error
+leaves none open. :func:`pieces` reads any
 source once and in order, as predictions need it, without a copy.
 """
 
@@ -356,7 +357,10 @@ def _is_parquet(dataset: Any) -> bool:
 def pieces(
     source: Any, columns: Sequence[str] | None, target_columns: Sequence[str], size: int
 ) -> Generator[tuple[str, Any]]:
-    """Yield the rows of a source once and in order: tables of up to ``size`` rows or a few more, and their places.
+    """Yield the rows of a source once and in order, as tables, and their places.
+
+    Tables have ``size`` rows at most, or a few more, where this function chooses. The blocks of a RowBlocks that is
+    open, the batches of a reader or callable, and those of a relation come in their own size.
 
     Parameters
     ----------
@@ -367,7 +371,7 @@ def pieces(
     target_columns : sequence of str
         The columns of targets and weights, which come after these.
     size : int
-        Rows to read at a time.
+        Rows to read at a time, where the source leaves a choice.
 
     Yields
     ------
@@ -592,7 +596,7 @@ def _batches(source: Any, size: int, columns: Sequence[str] | None, target_colum
     """Yield the record batches of a source that is no data set of files; callers select columns by name.
 
     All batches have the schema of the first, with which the copy is written; missing values are nulls. ``size`` is the
-    wanted number of rows: batches of another size are divided or joined. More columns than ``columns`` and
+    wanted number of rows: callers divide or join batches of another size. More columns than ``columns`` and
     ``target_columns`` may come; but a lazy source is asked for these alone, so that it computes no others.
     """
     import pyarrow as pa

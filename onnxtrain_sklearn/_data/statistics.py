@@ -3,7 +3,7 @@
 Every class here is an accumulator. ``update`` adds a block of rows, of any size, and ``merge`` adds the rows of another
 accumulator of the same class, so that a stream needs one pass and several processes can divide the work. Missing
 numbers (NaN) and rows of weight zero are ignored. For a single block the results equal those of NumPy's functions to
-the bit. For several blocks their accuracy is:
+the bit, except for ``Moments(scaled=True)``, which rounds otherwise. For several blocks their accuracy is:
 
 ================================================  ============================  =======================================
 statistic                                         accumulator                   of a stream

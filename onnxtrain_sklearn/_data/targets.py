@@ -1,9 +1,10 @@
 """Labels and numbers, encoded as the targets that losses take.
 
-Only this module decides the task: regression, binary (two classes), multiclass (one score for each class), multilabel
-(several labels per row, each 0 or 1, with one score each), or multioutput (several labels per row, each with one score
-for each of its classes). Labels become indices into ``classes``, or one-hot columns if a row has several labels, so
-that no other module depends on the type of the labels.
+Only this module finds the task in y: regression, binary (two classes), multiclass (one score for each class),
+multilabel (several labels per row, each 0 or 1, with one score each), or multioutput (several labels per row, each with
+one score for each of its classes). A graph with two scores makes binary multiclass (``_estimators/outputs``). Labels
+become indices into ``classes``, or one-hot columns if a row has several labels, so that no other module depends on
+their type.
 
 :func:`regression_targets` encodes numbers, :func:`label_targets` labels, some of which may be ignored, and
 :func:`position_targets` labels at each position of a row. :func:`joined_targets` joins the targets of several outputs.

@@ -499,7 +499,7 @@ class BaseOrtGradient(GraphEstimator):
             The graph cannot be read, or cannot be trained on these data.
         DivergenceError
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
-            the last weights with a finite loss.
+            the weights at the start of the last epoch that began with a finite loss.
         """
         validation, old_rows = (
             optional_data("val", X_val, y_val, sample_weight_val),

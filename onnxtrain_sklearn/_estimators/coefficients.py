@@ -23,7 +23,7 @@ from .examples import predictions_on
 from .fitted_state import FittedState
 
 _LAYOUT = ("Identity", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze")
-"""Operators that keep the values of a single column of scores; several columns they might reorder."""
+"""Operators that keep the values of a single column of scores; they might reorder several columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,11 @@ def _linear_layer(estimator: object, name: str) -> tuple[FittedState, LinearLaye
     state: FittedState | None = vars(estimator).get("_state")
     found = None if state is None else affine_scores(state)
     if state is None or found is None:
-        why = "is not fitted yet" if state is None else "was trained on a graph that is not one linear layer of X"
+        why = "was trained on a graph that is not one linear layer of X"
+        if state is None:
+            why = "is not fitted yet"
+        elif state.snapshots:
+            why = "predicts by the mean of several snapshots"
         raise AttributeError(f"{type(estimator).__name__} has no {name}: it {why}.")
     return state, found
 

@@ -412,7 +412,7 @@ class Transaction:
 
     * It succeeds. The fitted attributes are published, all at once.
     * It fails. Attributes, random states, weights and optimizer state are as before, with the exception below.
-    * Training diverges. The last finite weights are published, and the error is raised.
+    * Training diverges. The weights that :class:`.KeptWeights` keeps are published, and the error is raised.
     * It is interrupted. The weights reached so far are published, or better ones (:meth:`.Trainer.restore_usable`). A
       direct call warns; the interrupt is raised if it is meant for a caller of ``fit``, such as a search.
 

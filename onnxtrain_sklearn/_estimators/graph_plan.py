@@ -81,7 +81,7 @@ def trainable_graph_of(
             f"model must be an onnx.ModelProto, its bytes, the path of an ONNX file, a fitted scikit-learn model, a "
             f"graph builder such as MLP(), its name, or None, {instead_of(model)}."
         )
-    if isinstance(model, str) and len(model) < LONGEST_NAME and model.isidentifier() and not os.path.exists(model):
+    if isinstance(model, str) and len(model) <= LONGEST_NAME and model.isidentifier() and not os.path.exists(model):
         raise InvalidParameterError(
             f"Unknown model {model!r}.{nearest(model, MODELS)} Other strings are paths of ONNX files, and there is no "
             f"file {model!r}."

@@ -1,7 +1,9 @@
 """Pickle, clone and copy estimators: their state as plain data that name classes.
 
-A pickle contains no path of a private module: users need to trust only public types, and private modules can move. An
-attribute that a pickle lacks, such as a cache, gets the default of its field.
+A pickle of an estimator that trains a graph contains no path of a private module: users need to trust only public
+types, and private modules can move. Those of estimators for raw tables also name ``_recipes.preprocessing`` and
+``_ort.devices``, which therefore stay where they are. An attribute that a pickle lacks, such as a cache, gets the
+default of its field.
 """
 
 from __future__ import annotations

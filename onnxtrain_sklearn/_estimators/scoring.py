@@ -223,7 +223,7 @@ class LivePredictions(Predictions[np.ndarray]):
     def _computed(self, output: int, *, with_scores: bool) -> np.ndarray:
         found: np.ndarray = self._predictor(with_scores=with_scores).run(self._live, self._rows, output)
         if output == 1 and self._state.decoding.has_probabilities:
-            # a float32 softmax may give 1.0000001, which scikit-learn's metrics refuse
+            # a float32 sigmoid may give 1.0000001 (`within_one`), which scikit-learn's metrics refuse
             found = np.minimum(found, 1, dtype=found.dtype)
         return found
 

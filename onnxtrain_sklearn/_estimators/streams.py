@@ -6,7 +6,7 @@ rows, and training gives the same bits as on arrays. Otherwise they are a sample
 are prepared. A :class:`Stream` then collects from all rows what the first step needs: the classes and their weights,
 the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
 
-:func:`predicted_batches` and :func:`score_of_source` read a source once and in order, and hold one batch in memory.
+:func:`predicted_batches` and :func:`score_of_source` read a source once and in order, one table after the other.
 """
 
 from __future__ import annotations

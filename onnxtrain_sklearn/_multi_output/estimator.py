@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import onnx
@@ -95,7 +95,7 @@ def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.nd
         if not len(rows):
             raise ValueError("No row has a positive weight, so that there is no score.")
         y, predicted, weights = rows_of(y, rows), predicted[rows], weights[rows]
-    from sklearn.metrics import accuracy_score, r2_score  # need a fifth of scikit-learn
+    from sklearn.metrics import accuracy_score, r2_score  # imports much of scikit-learn
 
     if not output_task.classifies:
         if decoding.row_shape:
@@ -240,12 +240,12 @@ class OrtGradientMultiOutput(GraphEstimator):
             The graph cannot be read, or cannot be trained on these data.
         DivergenceError
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
-            the last weights with a finite loss.
+            the weights at the start of the last epoch that began with a finite loss.
         """
         known: Any = classes
-        training: tuple[Any, Any, Any] = (X, y, sample_weight)
         validation = optional_data("val", X_val, y_val, sample_weight_val)
-        return train(self, Call(*training, known, validation, resume=is_on(self.warm_start), groups=groups))
+        resume = is_on(self.warm_start)
+        return train(self, Call(X, y, sample_weight, known, validation, resume=resume, groups=groups))
 
     def initialize(
         self,
@@ -269,8 +269,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         self
         """
         known: Any = classes
-        training: tuple[Any, Any, Any] = (X, y, sample_weight)
-        return initialize(self, Call(*training, known))
+        return initialize(self, Call(X, y, sample_weight, known))
 
     @available_if(trains_in_minibatches)
     def partial_fit(
@@ -284,8 +283,7 @@ class OrtGradientMultiOutput(GraphEstimator):
 
         Parameters
         ----------
-        X, y, sample_weight : dict of str to array-like
-            As in :meth:`fit`.
+        X, y, sample_weight : as in :meth:`fit`
         classes : dict of str to array-like, default=None
             All labels of all calls, by output with labels; needed at the first call, optional later.
 
@@ -294,8 +292,8 @@ class OrtGradientMultiOutput(GraphEstimator):
         self
         """
         check_partial_fit(self)
-        by_output, known, weights = cast(tuple[Any, Any, Any], (y, classes, sample_weight))
-        return train(self, Call(X, by_output, weights, known, resume=True, one_epoch=True))
+        known: Any = classes
+        return train(self, Call(X, y, sample_weight, known, resume=True, one_epoch=True))
 
     def predict(self, X: TableLike) -> Any:
         """Predict labels and numbers.
@@ -371,8 +369,7 @@ class OrtGradientMultiOutput(GraphEstimator):
 
         Parameters
         ----------
-        X, y, sample_weight : dict of str to array-like
-            As in :meth:`fit`.
+        X, y, sample_weight : as in :meth:`fit`
 
         Returns
         -------
@@ -386,8 +383,7 @@ class OrtGradientMultiOutput(GraphEstimator):
 
         Parameters
         ----------
-        X, y, sample_weight : dict of str to array-like
-            As in :meth:`fit`.
+        X, y, sample_weight : as in :meth:`fit`
 
         Returns
         -------

@@ -1,7 +1,8 @@
 """Sessions tied to fixed arrays of the host or of a device.
 
 A :class:`Binding` runs a session on the same arrays again and again, as training does: its runs neither copy nor
-allocate. onnxruntime borrows the memory of bound arrays and holds no reference, so the binding keeps them alive.
+allocate, but for the cases that it names. onnxruntime borrows the memory of bound arrays and holds no reference, so
+the binding keeps them alive.
 :class:`DeviceArray` is an array in the memory of a device.
 """
 

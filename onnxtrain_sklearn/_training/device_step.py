@@ -1,8 +1,9 @@
 """The training step in the memory of a device.
 
 Parameters, gradients and optimizer state live on the device. Data that fit are uploaded once, and the device gathers
-each minibatch. The order of the rows, their weights and the learning rates are uploaded once per epoch. Once per epoch
-the host reads the losses and the trained parameters.
+each minibatch. The order of the rows, their weights and the learning rates are uploaded once per epoch, and the host
+reads the losses and the trained parameters at its end. Data that do not fit are uploaded every ``STEPS_AT_ONCE`` steps,
+and the losses are read as often; after each step if a callback follows the steps.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class DeviceStep(OneProcess):
     """Train on the minibatches of whole epochs on a device.
 
     ``parameters`` and ``optimizer_state`` are the host's copies. They are uploaded when new data arrive, and updated
-    after each epoch.
+    whenever losses are read.
     """
 
     in_host_memory: ClassVar[bool] = False

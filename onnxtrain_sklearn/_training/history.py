@@ -138,13 +138,14 @@ class History:
     best_loss : float
         The smallest loss since the last call of ``fit`` began, which the next epoch must improve on.
     best_score : float
-        With early stopping, the score of the best epoch, otherwise the best of all scores.
+        The score of the best epoch: the highest, or with a validation loss that of the smallest loss. With early
+        stopping, only epochs of the latest call count.
     best_watched : float
         What the next epoch must improve on with validation data: the best score, or minus the smallest validation loss.
     idle_epochs : int
         Consecutive epochs that did not improve by ``tol``.
     early_stopping : bool
-        True if the validation score, rather than the loss, must improve in the latest call.
+        True if the validation score or loss, rather than the training loss, must improve in the latest call.
     warned_of_end : bool
         True once a warning has said that the schedule has ended.
     last_finite : ndarray or None
@@ -217,8 +218,8 @@ class History:
         is the first, or with ``latest`` the last. ``rate`` is the learning rate of the last step.
 
         The estimator's own stopping reads ``idle_epochs`` and ``best``. It follows scikit-learn's MLP, with the same
-        parameters and defaults: it watches the training loss, or with ``early_stopping`` the validation score. The
-        callback ``EarlyStopping`` is a separate rule, with defaults of its own, for any other loss or score.
+        parameters and defaults: it watches the training loss, or with ``early_stopping`` the validation score or loss.
+        The callback ``EarlyStopping`` is a separate rule, with defaults of its own, for any other loss or score.
         """
         progress, improved = self.progress, loss <= self.best_loss - tol
         changed: dict[str, Any] = {}

@@ -12,8 +12,8 @@ another error                        the weights from the start of the epoch
 :class:`.Trainer` calls the methods; ``_estimators/fit.py`` publishes the result or rolls the whole call back.
 
 A step in the host's memory yields its loss before it updates the weights. So the weights can be copied after their loss
-proves finite, and one reusable copy suffices. A step on a device yields the losses of an epoch at its end, so its
-weights are copied when the epoch begins.
+proves finite, and one reusable copy suffices. A step on a device yields the losses of many steps after the last of
+them, so its weights are copied when the epoch begins.
 """
 
 from __future__ import annotations

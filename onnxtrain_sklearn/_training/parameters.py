@@ -50,7 +50,8 @@ class FlatParameters:
     running_statistics : mapping of str to ndarray, optional
         Initial values of the running statistics.
     groups : mapping of str to tuple of float, optional
-        Sort keys by parameter. Parameters with equal keys are neighbors in the vector; those without a key come first.
+        Sort keys by parameter. Parameters of rank >= 2 come before the others. Within each part, those with equal keys
+        are neighbors in the vector, and those without a key come first.
     averages : bool, default=False
         Whether to keep a moving average of the parameters, which predictions use instead of them.
 

@@ -58,6 +58,11 @@ class Situation:
         return HostStep(self.parts)
 
     @property
+    def rows_meet(self) -> bool:
+        """True if the result of a row depends on others of its minibatch."""
+        return where_rows_meet(self.parts.graph, self.parts.settings) is not None
+
+    @property
     def is_too_short(self) -> bool:
         """True if the run is too short for compiling to pay off."""
         return not self.began_compiled and not pays(self.session_step.program.size, self.passes)
@@ -66,8 +71,8 @@ class Situation:
 StepKindRule: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
 
 # The first row whose condition holds decides. The order saves time. First come the conditions that need no graph;
-# ``is_too_short`` differentiates the graph, which tells whether compiling pays; ``auto_compiles``, at last, loads the
-# compiler, which takes a tenth of a second.
+# ``is_too_short`` differentiates the graph, which tells whether compiling pays; ``auto_compiles`` loads the compiler,
+# which takes a tenth of a second.
 STEP_KINDS: Sequence[StepKindRule] = (
     (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
     (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),
@@ -75,18 +80,13 @@ STEP_KINDS: Sequence[StepKindRule] = (
     (lambda s: s.parts.settings.engine == COMPILED, CODE, ON_HOST, "engine='compiled'"),
     (lambda s: s.parts.settings.checkpoint_activations, SESSION, ON_HOST, "checkpoint_activations is set"),
     (lambda s: s.parts.settings.engine != "auto", SESSION, ON_HOST, "the engine is given"),
-    (lambda s: s.is_too_short, SESSION, ON_HOST, "compiling would take longer than it saves"),
     (lambda s: s.parts.settings.session_options, SESSION, ON_HOST, "session_options are given"),
     (lambda s: s.parts.settings.device.providers != ("CPUExecutionProvider",), SESSION, ON_HOST, "a provider is given"),
     (lambda s: s.parts.sparse, SESSION, ON_HOST, "the rows are sparse"),
     (lambda s: s.parts.parameters.vector.dtype != np.float32, SESSION, ON_HOST, "float64 is not compiled"),
+    (lambda s: s.is_too_short, SESSION, ON_HOST, "compiling would take longer than it saves"),
     # If rows meet, minibatches are not padded, so that a shorter one would be compiled in the midst of training.
-    (
-        lambda s: where_rows_meet(s.parts.graph, s.parts.settings) is not None,
-        SESSION,
-        ON_HOST,
-        "rows of a minibatch meet",
-    ),
+    (lambda s: s.rows_meet, SESSION, ON_HOST, "rows of a minibatch meet"),
     (lambda s: not auto_compiles(), SESSION, ON_HOST, "llvmlite is not installed, or not measured on this processor"),
     (lambda s: s.began_compiled, CODE, ON_HOST, "the training began with it"),
     (lambda s: True, CODE, ON_HOST, "the planned passes save more time than compiling takes"),

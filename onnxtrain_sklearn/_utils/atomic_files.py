@@ -76,7 +76,10 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_files(folder: Path) -> Iterator[Path]:
-    """Yield a new folder whose files move into ``folder`` at the end of the block; an error changes nothing.
+    """Yield a new folder whose files move into ``folder`` at the end of the block.
+
+    An error in the block changes nothing. The files move one by one: an error meanwhile, such as of a file in use on
+    Windows, leaves some old and some new.
 
     ``folder`` and its parents are made if they are missing.
     """

@@ -94,8 +94,8 @@ def clear_cache() -> None:
     A fit compiles its graphs: the loss, its gradients, the optimizer's step, the predictions. What is compiled depends
     on the structure of the graph, the loss, the optimizer, the batch size, the device and the options, but not on the
     data, the weights or the learning rate, so that a later ``fit`` of an equal structure starts at once. The memory is
-    bounded without this call: of 128 sessions and 256 MB, the least recently used ones go first. Estimators that are
-    fitted are not affected.
+    bounded without this call, to 256 MB of sessions and about as much for all other results: the least recently used
+    ones go first. Estimators that are fitted are not affected.
 
     Examples
     --------

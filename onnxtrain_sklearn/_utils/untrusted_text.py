@@ -33,7 +33,10 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def _is_control(character: str) -> bool:
-    """Return True if a character is a control (Cc), a mark of format or direction (Cf), or ends a line (Zl, Zp)."""
+    """Return True for a control (Cc), a mark of direction (Cf), half a character (Cs) and the end of a line (Zl, Zp).
+
+    The joiners of letters (U+200C, U+200D), which some languages need, are none.
+    """
     return unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp", "Cs") and character not in "\u200c\u200d"
 
 

@@ -129,7 +129,10 @@ class TrainingInProgress(TrainingOfMembers, Protocol):
         """Seconds since the call began."""
 
     def memory(self, callback: Callback) -> dict[str, Any]:
-        """Return the memory of a callback: numbers, texts and arrays, kept from call to call.
+        """Return the memory of a callback, which is kept from call to call.
+
+        It holds numbers, texts, arrays, and lists and dicts of these, whose keys are texts. Checkpoints return tuples
+        as lists.
 
         Training that resumes from a file gets the memory in it after :meth:`Callback.begin`: a clock that ``begin``
         set would then be that of another process.

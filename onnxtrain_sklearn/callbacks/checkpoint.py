@@ -208,7 +208,7 @@ def _require_finite(state: State, file: Path) -> None:
 # Checkpoint files: an archive of arrays, a JSON text that says where they belong, and a checksum of all.
 #
 # A file may be truncated, changed, or written by somebody else. Everything is checked before it is used: reading takes
-# no more memory than the file is long, and runs no code.
+# a small multiple of the length of the file as memory, and runs no code.
 
 
 ARRAY, TEXT, CHECKSUM = "array of the file", "state", "sha256"
@@ -312,7 +312,7 @@ def _array_of(content: bytes) -> np.ndarray:
 
 
 def as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
-    """Return ``value`` in a form for JSON; add its arrays to ``arrays``, and refer to them by name."""
+    """Return ``value`` in a form for JSON, with lists for tuples; add its arrays to ``arrays``, by name."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("A checkpoint takes arrays of numbers and texts, and a callback remembers one of objects.")
@@ -320,6 +320,8 @@ def as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
         arrays[name] = value
         return {ARRAY: name}
     if isinstance(value, dict):
+        if others := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"Keys of dicts in a checkpoint are texts, and a callback remembers {others[0]!r} as one.")
         return {key: as_text(item, arrays) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [as_text(item, arrays) for item in value]
@@ -327,7 +329,7 @@ def as_text(value: object, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def from_text(value: object, arrays: Mapping[str, np.ndarray]) -> Any:
-    """Return the original value, given the result of :func:`as_text` and the arrays."""
+    """Return the original value, given the result of :func:`as_text` and the arrays; tuples have become lists."""
     if isinstance(value, dict):
         if ARRAY in value:
             return arrays[value[ARRAY]]

@@ -95,9 +95,9 @@ class EarlyStopping(Callback):
     Notes
     -----
     The estimator's own parameters end training too, by scikit-learn's rules: by default when the training loss stops
-    falling, with ``early_stopping=True`` when the validation score stops rising. This callback can watch other entries.
-    Set ``n_iter_no_change=np.inf`` to leave the decision to it. ``partial_fit`` makes one pass, which is neither ended
-    nor undone.
+    falling, with ``early_stopping=True`` when the validation score or loss stops improving. This callback
+    can watch other entries. Set ``n_iter_no_change=np.inf`` to leave the decision to it. ``partial_fit`` makes one
+    pass, which is neither ended nor undone.
 
     Examples
     --------

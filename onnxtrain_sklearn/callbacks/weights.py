@@ -158,8 +158,8 @@ class SnapshotEnsemble(Callback):
     In each cycle, the learning rate falls from its initial value to 0 by half a cosine. Then it starts again, which
     moves the weights away from the minimum that they have reached. Predictions are the mean of the members'
     probabilities, or of their numbers; ``predict``, ``to_onnx`` and pickles use one graph with all members.
-    ``weights_`` and ``coef_`` are those of the last weights alone. ``partial_fit`` and a warm start continue from
-    these, which then predict alone until another ensemble is complete.
+    ``weights_`` are the last weights alone, and there is no ``coef_``. ``partial_fit`` and a warm start continue from
+    the last weights, which then predict alone until another ensemble is complete.
 
     Parameters
     ----------

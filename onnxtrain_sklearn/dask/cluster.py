@@ -1,7 +1,7 @@
 """Tasks on a cluster: submit them, wait for them, and say what failed.
 
-Waiting ends with an error when the scheduler, or any worker that runs tasks, has been missing for :data:`PATIENCE`
-seconds.
+Waiting ends with an error when the scheduler, or all workers that run tasks, have been missing for :data:`PATIENCE`
+seconds, when a worker has run out of memory several times, or when the caller's timeout is over.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class TrainingDisplay:
     """Curves of a training run, one panel each: loss, validation score, learning rate, norm of the gradients.
 
-    It is recommended to use :meth:`from_estimator` or :meth:`from_history`. A panel without data is left out, and
-    that of a learning rate that never changes.
+    It is recommended to use :meth:`from_estimator` or :meth:`from_history`. Other panels than that of
+    the loss are left out if they have no data, and that of a learning rate if it never changes.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def _draw_panel(
     for i, curve in enumerate(curves):
         keywords: dict[str, Any] = {**({"label": labels[i]} if labels else {}), **style}
         lines += ax.plot(np.arange(1, len(curve) + 1), curve, **keywords)
-    # Losses, rates and norms fall by orders of magnitude; scores do not. NaN is not drawn, on no scale.
+    # Losses, rates and norms fall by orders of magnitude; scores do not. NaN is drawn on neither scale.
     positive = all(not value <= 0 for curve in curves for value in curve)
     if positive and curves and name != "validation score":
         ax.set_yscale("log")

@@ -119,7 +119,7 @@ class AdamW(Adam):
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
         step, moments = adam_step(op, g, state, k, self)
-        if self.weight_decay:  # not p·(1 - ηλ): in float32, 1 - 1e-5 misses 0.2 % of the decay, 1 - 1e-8 all of it
+        if self.weight_decay:  # not p·(1 - ηλ): in float32, 1 - 1e-5 decays by 0.14 % too much, 1 - 1e-8 not at all
             step = op.Add(step, op.Mul(p, k["decay"]))
         return op.Sub(p, step), moments
 

@@ -69,9 +69,9 @@ ema_decay : float or None, default=None
     ``weights_`` and ``to_onnx()`` use the average; training continues from the weights themselves. The initial weights
     are not part of the average, and running statistics are not averaged. None: no average.
 accumulate : int, default=1
-    Number of minibatches whose gradients are summed for one step. The step equals one on a minibatch of ``accumulate``
-    times ``batch_size`` rows, but needs only the memory of a small one. Batch statistics, dropout masks and losses in
-    which rows meet are computed for each minibatch.
+    Number of minibatches whose gradients make one step, as their weighted mean. The step equals one on a minibatch of
+    ``accumulate`` times ``batch_size`` rows, but needs only the memory of a small one. Batch statistics, dropout masks
+    and losses in which rows meet are computed for each minibatch.
 lazy_rows : bool, default=False
     Whether a step updates only the rows of a matrix that its minibatch reads, as ``torch.optim.SparseAdam`` does. All
     other rows and their optimizer state stay as they are: weight decay, ``alpha`` and momentum do not act on them. This

@@ -155,6 +155,8 @@ def test_stored_state_is_restored_to_the_bit(tmp_path):
     assert json.loads(np.load(tmp_path / "a.npz")["state"].tobytes())["n"] == [1, None, "x", 3]
     with pytest.raises(TypeError, match="one of objects"):
         checkpoint.write_state(tmp_path / "b.npz", {"a": np.array([object()])})
+    with pytest.raises(TypeError, match="Keys of dicts in a checkpoint are texts, and a callback remembers 1 as one"):
+        checkpoint.write_state(tmp_path / "b.npz", {"a": {1: "x"}})
 
 
 def test_threads_share_a_key(tmp_path):

@@ -237,6 +237,12 @@ def test_other_trainings_are_refused():
         several.fit(rows, {name: targets[name] for name in losses})
 
 
+def test_snapshots_have_no_coefficients():
+    fitted = ensemble(model=Linear()).fit(X, Y)
+    with pytest.raises(AttributeError, match="has no coef_: it predicts by the mean of several snapshots"):
+        _ = fitted.coef_
+
+
 def test_an_adapter_is_for_one_network(tmp_path):
     fitted = ensemble().fit(X, Y)
     for save in (lambda: fitted.save_adapter(tmp_path / "a.onnx_adapter"), lambda: fitted.to_onnx(adapter=True)):

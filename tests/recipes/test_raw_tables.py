@@ -214,12 +214,12 @@ def test_columns_that_name_the_rows_give_a_warning(tmp_path):
 
 CENTS = [f"{i / 100:.2f}" for i in range(100)]
 NUMBERS_AS_TEXTS = {
-    "marked": ([*CENTS[1:], "?"], "'0.01' is one, '[?]' is none"),
+    "marked": ([*CENTS[1:], "?"], "'0.01' is a number, '[?]' is not"),
     "money": ([f"${1000 * i:,}" for i in range(100)], "such as '[$]0'"),
     "percent": ([f"{text}%" for text in CENTS], "such as '0.00%'"),
     "comma": ([text.replace(".", ",") for text in CENTS], "such as '0,00'"),
     "signed": ([f"-{text}e-3" for text in CENTS], "such as '-0.00e-3'"),
-    "whole": ([*map(str, range(1, 50)), *["unknown", None] * 25, "7"], "'1' is one, 'unknown' is none"),
+    "whole": ([*map(str, range(1, 50)), *["unknown", None] * 25, "7"], "'1' is a number, 'unknown' is not"),
 }
 
 
