@@ -176,6 +176,7 @@ class _Watch:
     def __init__(self, client: Any) -> None:
         self._client, self._stopped = client, threading.Event()
         self.workers: dict[str, str] = {}
+        self._answered = False
         self._full: list[float] = []
         self._before: float | None = None
         self._asked = -math.inf
@@ -197,7 +198,7 @@ class _Watch:
                 if self._before is None:
                     self._before = max(self._full, default=0.0)
                 self.workers = {address: one.get("status", "running") for address, one in known.items()}
-                self._last = None
+                self._last, self._answered = None, True
                 if "running" in self.workers.values():
                     self._hopeful = time.monotonic()
             self._stopped.wait(0.5)
@@ -241,6 +242,8 @@ class _Watch:
             return f"the scheduler has not been reached {for_seconds}."
         if self._last is not None:
             return f"{self._last.rstrip('.')}, {for_seconds}."
+        if not self._answered:
+            return f"the scheduler has not answered {for_seconds}."
         if not self.workers:
             return f"there has been no worker {for_seconds}. Start workers, and call fit again."
         return (

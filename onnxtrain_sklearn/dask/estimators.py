@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
@@ -28,7 +29,7 @@ from .._estimators.streams import joined_parts, require_hard_labels
 from .._utils.params import POSITIVE, Instance, Parameter, check_parameters, declare, documented
 from .._utils.typing import MatrixLike
 from ..callbacks.checkpoint import Checkpoint
-from ..exceptions import InvalidParameterError
+from ..exceptions import InvalidParameterError, warn
 from ..models import resolve_builder
 from .averaging import LocalSGD
 from .cluster import Cluster
@@ -39,6 +40,14 @@ from .rounds import ClusterBatches, ClusterStep, training_step
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+FEWEST_ROUNDS, FEWEST_STEPS = 20, 8
+"""Rounds, and steps of a round, below which the momentum of the outer optimizer may overshoot.
+
+Mean squared errors on other rows of a regression with 4 shards at a learning rate of 0.01, by the plain mean and by the
+default: 0.079 and 1.352 after 40 rounds of 2 steps, 0.076 and 0.629 after 40 of 4, 0.069 and 0.028 after 40 of 8, 0.082
+and 0.188 after 10 of 8, 0.072 and 0.138 after 5 of 32, 0.046 and 0.021 after 20 of 32.
+"""
+
 
 @dataclass
 class _FitStream(ClusterStream):
@@ -48,6 +57,7 @@ class _FitStream(ClusterStream):
     n_shards: int = 1
     estimator: Any = None
     used: ClusterBatches | None = None
+    step: ClusterStep | None = None
 
     def batches(
         self, estimator: Any, state: Any, loss: Any, *, ignores: bool, size: int, shuffle: bool, drop_last: bool
@@ -65,7 +75,22 @@ class _FitStream(ClusterStream):
     def training_step(self, step: Any, state: Any, settings: Any, sparse: Any) -> ClusterStep:
         """Build the windows; return the step that trains them."""
         assert self.used is not None
-        return training_step(self, self.used, self.averaging, step, self.estimator, state, settings, sparse)
+        self.step = training_step(self, self.used, self.averaging, step, self.estimator, state, settings, sparse)
+        return self.step
+
+    def warn_of_few_steps(self) -> None:
+        """Warn if the outer optimizer had too few rounds, or too short ones, for its momentum."""
+        if self.step is None or self.used is None or self.n_shards == 1 or not self.averaging.outer_momentum:
+            return
+        n_rounds, n_steps = self.step.round, self.used.steps_of_round
+        if n_rounds < FEWEST_ROUNDS or n_steps < FEWEST_STEPS:
+            warn(
+                f"The {self.n_shards} shards took {n_rounds} rounds of {n_steps} steps. With fewer than "
+                f"{FEWEST_ROUNDS} rounds, or rounds of fewer than {FEWEST_STEPS} steps, the momentum of the outer "
+                f"optimizer overshoots: lower batch_size, sync_every or n_shards, raise max_iter, or take the plain "
+                f"mean, LocalSGD(outer_learning_rate=1, outer_momentum=0).",
+                ConvergenceWarning,
+            )
 
 
 # fmt: off
@@ -140,6 +165,7 @@ is an error after 20 seconds anyway.""", (POSITIVE, None)))
                     for name in _fitted_attributes(self):
                         del vars(self)[name]
                     vars(self).update(_fitted_attributes(local), n_shards_=n_shards)
+            stream.warn_of_few_steps()
         finally:
             cluster.close()
 

@@ -310,6 +310,16 @@ class ClusterBatches:
         return max(steps for shard in range(len(self.plan)) for steps in self.steps_of(shard))
 
     @property
+    def rounds_of_window(self) -> int:
+        """Rounds of the window that has most steps."""
+        return -(-self.most_of_window // int(self._averaging.sync_every))
+
+    @property
+    def steps_of_round(self) -> int:
+        """Steps of a round of the window that has most steps, at most."""
+        return -(-self.most_of_window // self.rounds_of_window)
+
+    @property
     def n_minibatches(self) -> int:
         """Minibatches of an epoch of a shard."""
         if len(self.plan) == len(self.plan[0]) == 1:
@@ -397,8 +407,7 @@ class ClusterStep:
         begun = [self._begin_epoch(shard) for shard in range(len(self.windows))]
         # A round reads one window of each shard: a worker needs no memory for more.
         length = self.batches.most_of_window
-        n_rounds = -(-length // int(self.averaging.sync_every))
-        ends = np.linspace(0, length, n_rounds + 1).round().astype(int).tolist()
+        ends = np.linspace(0, length, self.batches.rounds_of_window + 1).round().astype(int).tolist()
         for turn, (start, stop) in product(range(len(begun[0])), pairwise(ends)):
             self.round += 1
             rates = [next_rates() for _ in range(start, stop)]

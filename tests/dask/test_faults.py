@@ -315,6 +315,19 @@ def test_scheduler_lost_between_two_questions_is_an_error(monkeypatch):
 
 
 @pytest.mark.usefixtures("soon")
+def test_scheduler_that_does_not_answer_is_no_lack_of_workers(monkeypatch):
+    silent = threading.Event()
+    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    with cluster_of(0) as client:
+        monkeypatch.setattr(client, "scheduler_info", lambda n_workers: silent.wait())
+        try:
+            with pytest.raises(ClusterError, match="the scheduler has not answered for 1 seconds"):
+                fit(client=client)
+        finally:
+            silent.set()
+
+
+@pytest.mark.usefixtures("soon")
 def test_paused_workers_are_an_error(monkeypatch):
     monkeypatch.setattr(cluster, "PATIENCE", 1.0)
     memory = {"pause": 0.001, "spill": False, "target": False}
@@ -358,7 +371,7 @@ def test_dead_scheduler_is_an_error(monkeypatch):
         worker = subprocess.Popen([*start, "--no-nanny"], env=environment, stderr=subprocess.DEVNULL)
         with distributed.Client(address) as client:
             client.wait_for_workers(1, timeout=60)
-            with pytest.raises(ClusterError, match=r"closed|cancelled|lost|reached"):
+            with pytest.raises(ClusterError, match=r"closed|cancelled|lost|reached|answer"):
                 fit(client=client, callbacks=[die])
             assert time.monotonic() - killed[0] < SOON
     finally:

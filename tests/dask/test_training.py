@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -293,6 +294,25 @@ def test_a_class_in_one_partition_is_learned(client):
     )
     assert found.classes_.tolist() == [0, 1, 2]
     assert found.score(X, y) > max(0.9, mixed.score(X, y) - 0.01)
+
+
+def test_few_rounds_and_short_ones_are_warned_of(client):
+    X, y = arrays(*labels(1200))
+
+    def warnings_of(averaging, **options):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            classifier(client=client, averaging=averaging, **options).fit(X, y)
+        return [str(one.message) for one in found if "outer" in str(one.message)]
+
+    (few,) = warnings_of(LocalSGD(n_shards=2), batch_size=20)
+    assert few.startswith("The 2 shards took 3 rounds of 30 steps.")
+    assert "LocalSGD(outer_learning_rate=1, outer_momentum=0)" in few
+    (short,) = warnings_of(LocalSGD(n_shards=2), max_iter=20, batch_size=300)
+    assert short.startswith("The 2 shards took 20 rounds of 2 steps.")
+    assert not warnings_of(LocalSGD(15, n_shards=2), max_iter=10, batch_size=20)
+    assert not warnings_of(LocalSGD(n_shards=2, outer_learning_rate=1.0, outer_momentum=0.0))
+    assert not warnings_of(LocalSGD(n_shards=1))
 
 
 def test_shards_with_fewer_rows_than_asked_for_are_fewer(client):
