@@ -78,8 +78,7 @@ html_css_files = ["site.css"]
 html_show_sourcelink = False
 # Pages without others below them have no side bar.
 html_sidebars = {
-    page: []
-    for page in ("getting_started", "which_estimator", "faq", "benchmarks", "design", "security", "changelog")
+    page: [] for page in ("getting_started", "which_estimator", "faq", "benchmarks", "design", "security", "changelog")
 }
 html_theme_options = {
     "logo": {"text": html_title},
