@@ -27,6 +27,7 @@ from sklearn.utils import assert_all_finite, check_array, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_non_negative
 
+from .._model.declared_targets import DeclaredTargets
 from .._model.links import Task
 from .._utils.typing import SparseLike
 from .columns import require_no_times, require_unmasked
@@ -58,6 +59,8 @@ class Targets:
         labels, and an arbitrary value if they have one.
     soft : bool
         True if ``values`` are the shares of the classes in each row, (n_samples, n_classes) of float.
+    declared : DeclaredTargets or None
+        The targets that the loss declares by name, whose columns ``values`` are; None if ``y`` holds labels or numbers.
     """
 
     values: np.ndarray
@@ -68,11 +71,17 @@ class Targets:
     label_weights: np.ndarray | None = None
     label_mask: np.ndarray | None = None
     soft: bool = False
+    declared: DeclaredTargets | None = None
 
     def take(self, rows: np.ndarray) -> Targets:
         """Return the targets of some rows."""
         label_mask = None if self.label_mask is None else self.label_mask[rows]
         return replace(self, values=self.values[rows], label_mask=label_mask)
+
+    @property
+    def content(self) -> np.ndarray | dict[str, np.ndarray]:
+        """``values``, or the targets that the loss declares by name."""
+        return self.values if self.declared is None else self.declared.arrays(self.values)
 
     @property
     def lacks_labels(self) -> bool:

@@ -192,6 +192,7 @@ class TrainingConfig:
             groups=decoding.groups,
             soft=decoding.soft,
             n_targets=decoding.n_targets,
+            declared=decoding.declared,
             positions=positions,
             optimizer=rule_of(optimizer),
             alpha=self.alpha or 0.0,

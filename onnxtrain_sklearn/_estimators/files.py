@@ -80,6 +80,11 @@ def exported_training(
         )
     if batch_size is None and estimator.batch_size is None:
         raise ValueError("A training graph has a fixed number of rows: give export batch_size=, a number.")
+    if state.decoding.declared is not None:
+        raise ModelError(
+            "Training graphs take labels or numbers as targets, not those that a loss declares by name: train with "
+            "them in Python. to_onnx() exports the trained graph."
+        )
     if state.decoding.soft:
         raise ModelError("Training graphs take one label a row, not soft labels: train with them in Python.")
     loss: Loss | TotalLoss = (
@@ -392,6 +397,8 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
         raise ModelError(f"The files for devices have no penalty on weights, but alpha={estimator.alpha!r}: set it 0.")
     if state.trained_form.running_statistics:
         raise ModelError("The files for devices update no running statistics: freeze the scale and bias of BatchNorm.")
+    if state.decoding.declared is not None:
+        raise ModelError("The files for devices take labels or numbers, not targets that a loss declares by name.")
     if state.decoding.soft or state.decoding.groups or state.decoding.positions or state.trained_form.link == "votes":
         raise ModelError(
             "The files for devices take one label a row, or indicators: no soft labels, no scores of pairs of classes."

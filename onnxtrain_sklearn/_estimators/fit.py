@@ -48,7 +48,7 @@ from .examples import batches_for, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
 from .graph_plan import GraphPlan, graph_plan
-from .outputs import DecodedGraph, choose_decoding, ignoring
+from .outputs import DecodedGraph, choose_decoding, ignoring, targets_declared_by
 from .parameters import Parameters, set_callbacks_of
 from .scoring import (
     DefaultScore,
@@ -167,7 +167,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     reset the optimizer's state. Only the feature attributes of the estimator change.
     """
     call = opened(estimator, call)
-    if call.y is None and call.source is None:
+    if call.y is None and call.source is None and targets_declared_by(estimator.loss) != {}:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
     steps: Preparation = estimator._preparation()  # ONE_OUTPUT, or that of `_multi_output/fit.py`
@@ -186,6 +186,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
         rng = generator_of(estimator, lambda: bytes_of(examples, call)) if call.stream is None else call.stream.rng
     # Fine-tuning takes all rows at once.
     tuner = None if call.one_epoch or call.stream is not None else tuner_of(estimator, plan.fitted)
+    if tuner is not None and examples.targets.declared is not None:
+        raise ValueError("Fine-tuning takes labels or numbers, not targets that a loss declares: set finetune=None.")
 
     # The graph for these data: a builder builds it now, and a new head is sized to the targets.
     holds_out = config.loop.early_stopping and call.validation is None and not call.one_epoch

@@ -249,9 +249,9 @@ class BuiltGraph(GraphPlan):
         builder, estimator, targets = config.builder, self._estimator, examples.targets
         if getattr(estimator, "target_scaling", None) is not None and getattr(builder, "scales_targets", False):
             loss = resolve_loss(estimator.loss)
-            loss.check_targets(targets.values)
+            loss.check_targets(targets.content)
             rows, centered = split.of(examples)[0], getattr(builder, "fit_intercept", True)
-            method, weights = loss.target_scaling, examples.weights
+            method, weights = loss.target_scaling if targets.declared is None else None, examples.weights
             if call.stream is None:
                 self.target_scale = target_scale(method, targets, rows, weights, centered=centered)
             else:
@@ -290,11 +290,11 @@ def built_graph(
     (column,) = examples.columns.values()
     n_features = math.prod(column.shape[1:])
     rows = np.arange(len(examples)) if training_rows is None else np.sort(training_rows)
-    targets, weights = examples.targets.values, examples.weights
+    targets, weights = examples.targets, examples.weights
     makers: dict[str, Callable[[], object]] = {
         "row_shape": lambda: column.shape[1:],
         "X": lambda: column.read_only(rows),
-        "y": lambda: targets[rows],
+        "y": lambda: targets.take(rows).content,
         "sample_weight": lambda: None if weights is None else weights[rows],
     }
     keywords = {name: makers[name]() for name in keywords_of(builder)}  # only keywords that the builder takes

@@ -8,7 +8,9 @@ labels. A given graph is run first, to learn whether its output holds scores, pr
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,6 +26,7 @@ from .._data.class_weight import (
     weights_of_classes,
     weights_of_masked,
 )
+from .._data.declared_targets import declared_targets
 from .._data.held_out import accuracy, r2_of_rows
 from .._data.targets import (
     Classes,
@@ -46,6 +49,7 @@ from .._data.targets import (
 )
 from .._fitted.fitted_model import FittedModel, listed
 from .._inference.graph import Decoding
+from .._model.declared_targets import Target
 from .._model.links import Positions, Task
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device
@@ -102,7 +106,13 @@ class OutputTask(ABC):
     @property
     def label_kind(self) -> LabelKind:
         """The content of ``y``: "labels", or the kind of soft labels that the loss declares."""
-        return self.loss.targets if isinstance(self.loss, Loss) and self.classifies else "labels"
+        targets = self.loss.targets if isinstance(self.loss, Loss) and self.classifies else "labels"
+        return "labels" if isinstance(targets, Mapping) else targets
+
+    @property
+    def declared(self) -> Mapping[str, Target] | None:
+        """The targets that the loss declares by name; None if it takes labels or numbers."""
+        return targets_declared_by(self.loss)
 
     @abstractmethod
     def encode(self, y: ArrayLike, classes: Classes) -> Targets:
@@ -168,6 +178,12 @@ class NumberTask(OutputTask):
         return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
 
 
+def targets_declared_by(loss: object) -> Mapping[str, Target] | None:
+    """Return the targets that a loss declares by name; None if it takes labels or numbers, or is invalid."""
+    known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
+    return known.targets if isinstance(known, Loss) and isinstance(known.targets, Mapping) else None
+
+
 # The methods that an estimator has depend on its loss and its fitted state.
 
 
@@ -190,7 +206,7 @@ def takes_negative_numbers(loss: object) -> bool:
     """Return True if ``loss`` takes targets below zero, or if it is invalid, for which ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     try:
-        if isinstance(known, Loss):
+        if isinstance(known, Loss) and targets_declared_by(known) is None:
             known.check_targets(np.array([[-1.0]]))
     except ValueError:
         return False
@@ -214,6 +230,15 @@ def weighted_targets(
 
     Targets must match ``decoding``, the decoding of the first call; it is None in the first call itself.
     """
+    declared = output_task.declared
+    if declared is not None:
+        name = output_task.loss if isinstance(output_task.loss, str) else type(output_task.loss).__name__
+        if output_task.classifies:
+            raise ValueError(f"loss={name} takes targets of its own, not labels: train it by OrtGradientRegressor.")
+        targets = declared_targets(y, declared, n_rows, None if decoding is None else decoding.declared, name)
+        return targets, row_weights(sample_weight, targets, output_task.class_weight)
+    if decoding is not None and decoding.declared is not None:
+        raise ValueError("Training began with a loss that takes targets of its own: take it again, or fit anew.")
     kind = output_task.label_kind
     if kind != "labels":
         targets, sums = soft_targets(y, classes, kind)
@@ -472,8 +497,10 @@ def choose_output(
     A ``given`` graph is run to learn what its output holds. For another graph, the number of scores is known from the
     decoding of an ``earlier`` call, from a ``fitted`` model, or because the graph was built for the targets.
     """
-    loss.check_targets(targets.values)
+    loss.check_targets(targets.content)
     reference = None if given is None else reference_output(given, graph, columns, device, len(targets.values))
+    if targets.declared is not None:
+        return _output_of_declared(output_task, loss, graph, targets, columns, device, reference)
     if earlier is not None:
         positions = earlier.positions
     else:
@@ -501,6 +528,35 @@ def choose_output(
     return DecodedOutput(graph, *decoding_for(graph, loss, targets, n_scores, positions), reference)
 
 
+def _output_of_declared(
+    output_task: OutputTask,
+    loss: Loss,
+    graph: TrainableModel,
+    targets: Targets,
+    columns: Columns,
+    device: Device,
+    reference: ReferenceOutput | None,
+) -> DecodedOutput:
+    """Return the decoding of an output whose loss declares its targets, and takes scores of any shape."""
+    assert targets.declared is not None
+    if "regression" not in loss.tasks:
+        raise ValueError(f"loss={type(loss).__name__} declares its targets by name, so its tasks must be 'regression'.")
+    if graph.link == "votes":
+        raise ModelError("The graph votes for pairs of classes; a loss with targets of its own takes scores.")
+    link = loss.link("regression")
+    if reference is not None:
+        graph, _ = resolve_output_kind(graph, reference, output_task.output_kind, classifies=False)
+        row = reference.row_shape
+    else:
+        row = _score_row(graph, columns, device)
+    graph = graph if graph.link == link else graph.ignoring_activation()
+    row = row or (1,)
+    several_axes = row if len(row) > 1 else ()
+    declared = targets.declared.with_scores(row)
+    decoding = Decoding("regression", link, math.prod(row), row_shape=several_axes, declared=declared)
+    return DecodedOutput(graph, graph, decoding, reference)
+
+
 def scores_for(loss: Loss, targets: Targets) -> int:
     """Return the number of scores per row that the loss takes; raise if targets of this shape need one per target."""
     if targets.task not in loss.tasks:  # ``decoding_for`` refuses the task; a loss is for a label, not for several
@@ -521,14 +577,27 @@ def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: Trainabl
     return resolve_loss(fitted.loss if follows and fitted is not None else output_task.loss, graph.joined)
 
 
+def _score_row(graph: TrainableModel, columns: Columns, device: Device) -> tuple[int, ...]:
+    """Return the shape of a row of the scores of a member; run the graph unless it declares the shape."""
+    declared = graph.output_row
+    sizes = tuple(size for size in declared if size is not None)
+    if not declared or len(sizes) < len(declared):
+        sizes = _scores_of_three_rows(graph, columns, device).shape[1:]
+    return sizes if graph.members is None else sizes[1:]
+
+
 def _score_columns(graph: TrainableModel, columns: Columns, device: Device) -> int:
     """Return the number of scores per row, determined by running the graph on three rows of the data."""
+    return int(as_columns(_scores_of_three_rows(graph, columns, device), graph.scores).shape[1])
+
+
+def _scores_of_three_rows(graph: TrainableModel, columns: Columns, device: Device) -> np.ndarray:
     model = graph.model.clone()
     keep = next(v for v in model.graph.outputs if v.name == graph.scores)
     model.graph.outputs.clear()
     model.graph.outputs.append(keep)
     last = len(next(iter(columns.values()))) - 1
-    return int(as_columns(run_graph(model, columns, np.array([0, last, 0]), device), graph.scores).shape[1])
+    return run_graph(model, columns, np.array([0, last, 0]), device)
 
 
 def decoding_for(

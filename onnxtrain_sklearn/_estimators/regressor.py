@@ -26,6 +26,7 @@ from .fit import train
 from .outputs import NumberTask, OutputTask, takes_negative_numbers
 from .parameters import REGRESSOR, attributes
 from .predict import numbers_in_rows
+from .scoring import loss_of_declared
 from .streams import predicted_batches, reads_source, score_of_source, scored_targets
 
 if TYPE_CHECKING:
@@ -112,11 +113,14 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         float
             With several outputs, the mean of their R², as everywhere in scikit-learn. If ``y`` has more than two axes,
             a single R² compares the sum of the squared errors of all elements with that of the mean row, because
-            elements that hardly vary, such as the corners of images, would dominate a mean.
+            elements that hardly vary, such as the corners of images, would dominate a mean. With a loss that declares
+            targets of its own, minus the mean loss; if rows meet in it, over minibatches of the size of training.
         """
         check_is_fitted(self)
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
+        if self._state.decoding.declared is not None:
+            return -loss_of_declared(self, X, y, sample_weight)
         y = scored_targets(self, y, sample_weight)
         if self._state.graph.is_whole:
             y, sample_weight = without_missing(y, sample_weight)

@@ -26,9 +26,10 @@ from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from .call import Call, Examples, FitContext
+from .config import TrainingConfig
 from .examples import scaled_values, validation_examples
 from .fitted_state import Columns, FittedState
-from .outputs import ignoring
+from .outputs import ignoring, loss_of
 from .parameters import Parameters
 
 Scoring: TypeAlias = "str | Callable[..., float]"
@@ -377,6 +378,8 @@ def validation(
     else:
         require_no_scoring(estimator, call)
         return None, None
+    if examples.targets.declared is not None:
+        return scored, _score_of_declared(estimator, state, settings, scored)
     # The accuracy is computed without scikit-learn's scorer of that name, which takes longer.
     computes_accuracy = (
         state.decoding.task in ("binary", "multiclass", "multilabel") and state.decoding.positions is None
@@ -386,6 +389,27 @@ def validation(
         return scored, score_by(estimator, estimator.scoring, state, scored)
     with_scores = watches_loss(context, state, settings)
     return scored, DefaultScore(estimator._output_task().score, state, scored, with_scores=with_scores)
+
+
+def _score_of_declared(
+    estimator: Any, state: FittedState, settings: StepSettings, scored: ScoredRows
+) -> Callable[[], float]:
+    """Return a function that computes minus the mean loss, or the score of a function ``scoring``."""
+    if estimator.scoring is None:
+        loss = loss_of_rows(state, settings, scored, state.live_predictor(scored.live, with_scores=True))
+        return lambda: -loss()
+    return score_by(estimator, estimator.scoring, state, scored)
+
+
+def loss_of_declared(estimator: Any, X: MatrixLike, y: Any, sample_weight: Any) -> float:
+    """Return the mean loss of a fitted estimator whose loss declares its targets."""
+    state: FittedState = estimator._state
+    examples = validation_examples(estimator, state, X, y, sample_weight)
+    loss = loss_of(estimator._output_task(), state.fitted, state.graph)
+    loss.check_targets(examples.targets.content)
+    settings = TrainingConfig.of(estimator).with_decoding(loss, state.decoding, state.seed)
+    scored = ScoredRows(lambda: (X, y), examples.targets, examples.weights, examples.columns, np.arange(len(examples)))
+    return loss_of_rows(state, settings, scored, state.predictor(examples.columns, with_scores=True))()
 
 
 def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
@@ -461,6 +485,11 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
                 f"scikit-learn's scorers take one. Got {scoring!r}."
             )
         return scorer_of(estimator, scoring, state, (X, y, None), LiveOutputs(state, X, scored.live, scored.rows))
+    if targets.declared is not None and isinstance(scoring, str):
+        raise ValueError(
+            f"scoring={scoring!r}: scikit-learn's scorers take numbers as y, and the loss takes targets of its own. "
+            f"Take None, for minus the loss, or a function (estimator, X, y) -> float."
+        )
     if targets.soft and isinstance(scoring, str):
         raise ValueError(
             f"scoring={scoring!r}: scikit-learn's scorers take one label a row, and y holds soft labels. Take None, "

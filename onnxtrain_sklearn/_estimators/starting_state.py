@@ -192,6 +192,11 @@ def check_state(
         return scores
     targets, dtype = examples.targets.values, state.trained_form.dtype
     stream, scale = context.call.stream, context.target_scale
+    clips = bool(getattr(context.estimator, "clip_predictions", False))
+    if examples.targets.declared is not None:
+        if clips:
+            raise ValueError("clip_predictions=True needs numbers as y: the loss takes targets of its own.")
+        return scores
     warn_of_rounding(context.call.y, dtype, "y")
     if scale is not None:
         require_in_range(scale, targets if stream is None else stream.range, dtype)
@@ -200,7 +205,6 @@ def check_state(
     # The range of all targets trained on so far. It is set after the comparison, which needs unclipped predictions.
     earlier = None if context.resumed is None else context.resumed.decoding.target_range
     values = targets[context.split.of(examples)[0]] if stream is None else stream.range
-    clips = bool(getattr(context.estimator, "clip_predictions", False))
     shifts = getattr(context.config.builder, "fit_intercept", True)
     found = target_range(earlier, values, clips=clips, holds_constants=shifts and scale is not None)
     state.decoding = with_attributes(state.decoding, target_range=found)

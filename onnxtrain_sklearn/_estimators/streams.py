@@ -184,7 +184,7 @@ class Stream:
             if targets.lacks_labels and not ignores:
                 raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
             if isinstance(loss, Loss):
-                loss.check_targets(targets.values)
+                loss.check_targets(targets.content)
             return targets, weights
 
         return encoded
@@ -428,7 +428,12 @@ def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> N
 
 
 def require_hard_labels(output_task: OutputTask, subject: str) -> None:
-    """Raise if ``y`` holds soft labels; ``subject`` begins the sentence about what works with labels alone."""
+    """Raise if ``y`` holds anything but labels or numbers; ``subject`` begins the sentence about what works."""
+    if output_task.declared is not None:
+        raise ValueError(
+            f"{subject} on labels or numbers, not on targets that a loss declares by name: give arrays that fit into "
+            f"memory to OrtGradientRegressor, or one part at a time to its partial_fit."
+        )
     if output_task.label_kind != "labels":
         raise ValueError(
             f"{subject} on one label a row, not on soft labels (targets={output_task.label_kind!r}): give arrays that "

@@ -169,11 +169,8 @@ def _graph_digest(state: FittedState) -> str:
     hasher = blake2b(proto.SerializeToString(deterministic=True), digest_size=16)
     for decoding in (state.decoding, *state.decoding.parts):
         facts = (decoding.task, decoding.link, decoding.n_scores, decoding.row_shape, decoding.positions)
-        hasher.update(
-            repr(
-                (*facts, *(["soft"] if decoding.soft else []), *([decoding.n_targets] if decoding.n_targets else []))
-            ).encode()
-        )
+        more = ["soft" if decoding.soft else None, decoding.n_targets, decoding.declared]
+        hasher.update(repr((*facts, *(fact for fact in more if fact))).encode())
     layout = [(name, view.shape) for name, view in state.parameters.views().items()]
     hasher.update(repr((layout, str(state.parameters.buffer.dtype))).encode())
     hasher.update(digest({name: state.frozen[name] for name in sorted(state.frozen)}))

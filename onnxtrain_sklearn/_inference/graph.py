@@ -26,6 +26,7 @@ from .._importers.quantization import requantized
 from .._ir.edits import append_nodes, multiply_by_columns, swap_initializers
 from .._ir.shapes import infer_shapes
 from .._model.activation import as_rows
+from .._model.declared_targets import DeclaredTargets
 from .._model.given_inputs import in_layout_of_file
 from .._model.links import (
     Link,
@@ -91,6 +92,8 @@ class Decoding:
         Columns of the targets and of predictions, if the loss takes another number of scores; else None.
     soft : bool
         Whether a classifier was trained on soft labels: the share of each class in each row.
+    declared : DeclaredTargets or None
+        The targets that the loss declares by name; None if it takes labels or numbers.
     parts : tuple of Decoding
         The decodings of the trained outputs, if there are several; ``n_scores`` is then the columns of all targets.
     """
@@ -105,6 +108,7 @@ class Decoding:
     positions: Positions | None = None
     soft: bool = False
     n_targets: int | None = None
+    declared: DeclaredTargets | None = None
     parts: tuple[Decoding, ...] = ()
 
     @property
@@ -114,7 +118,7 @@ class Decoding:
 
     @property
     def n_columns(self) -> int:
-        """Columns of the targets and of predictions."""
+        """Columns of the targets and of predictions; with declared targets, of predictions."""
         return self.n_scores if self.n_targets is None else self.n_targets
 
     @property

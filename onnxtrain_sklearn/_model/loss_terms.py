@@ -8,9 +8,9 @@ are at the end. A row of weight zero has no effect: its loss, which must be fini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -31,7 +31,7 @@ LEAST_TOTAL = float(np.finfo(np.float32).tiny)
 class RowLoss(Protocol):
     """A loss of rows; :class:`onnxtrain_sklearn.losses.Loss` documents it."""
 
-    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value: ...
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: Any, link: Link) -> ir.Value: ...
 
     def link(self, task: Task) -> Link: ...
 
@@ -41,7 +41,7 @@ def append_loss(
     loss: RowLoss,
     *,
     scores: ir.Value,
-    y: ir.Value,
+    y: ir.Value | Mapping[str, ir.Value],
     sample_weight: ir.Value,
     link: Link,
     groups: Sequence[int] = (),
@@ -50,13 +50,17 @@ def append_loss(
     """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 if all weights are zero.
 
     ``scores`` and ``y`` have the static shape (N, k), ``sample_weight`` (N,). Rows of weight zero have no effect if
-    their loss is finite; with the link "exp", if their scores and targets are finite.
+    their loss is finite; with the link "exp", if their scores and targets are finite. ``y`` holds the targets by name
+    if the loss declares them; scores may then have further axes.
 
     ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
     With ``ignores``, labels with the target -1 are ignored: the loss of a row is the mean over its other labels, or 0
     if there are none.
     """
-    rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, ignores=ignores)
+    if isinstance(y, Mapping):
+        rows, columns = _row_losses(op, loss, scores, y, link)
+    else:
+        rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, ignores=ignores)
     return weighted_row_mean(op, rows, sample_weight, columns)
 
 
@@ -182,7 +186,9 @@ def _losses_of_rows(
     return _row_losses(op, loss, scores, y, link)
 
 
-def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, link: Link) -> tuple[ir.Value, int]:
+def _row_losses(
+    op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value | Mapping[str, ir.Value], link: Link
+) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
     with operators_of(type(loss).__name__):
         rows: object = loss(op, scores, y, link)
@@ -195,7 +201,16 @@ def _row_losses(op: GraphBuilder, loss: RowLoss, scores: ir.Value, y: ir.Value, 
             f"{type(loss).__name__} must return losses of the type of the scores, {op.dtype}, got {rows.dtype}: "
             f"op.Cast(x, to={int(op.dtype)})."
         )
-    expected, got = op.shape(y), op.shape(rows)
+    got = op.shape(rows)
+    if isinstance(y, Mapping):
+        n_rows = (op.shape(scores) or (None,))[0]
+        if got is not None and len(got) == 2 and got[0] == n_rows and isinstance(got[1], int):
+            return rows, got[1]
+        raise ModelError(
+            f"{type(loss).__name__} must return losses of shape (N, 1) or (N, k) for N = {n_rows} rows, got {got}. "
+            f"Keep the reduced axes: op.ReduceSum(x, axes=[-1], keepdims=True)."
+        )
+    expected = op.shape(y)
     expected = op.shape(scores) if expected is not None and len(expected) == 1 else expected  # of class indices
     if expected is not None and got is not None and got in (expected, (expected[0], 1)):
         return rows, int(str(got[1]))

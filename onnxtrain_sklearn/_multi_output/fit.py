@@ -295,6 +295,10 @@ def output_tasks_of(estimator: Any) -> dict[str, OutputTask]:
             single = _single(estimator, output, loss)
             check_estimator_parameters(single)
             found[output] = single._output_task()
+            if found[output].declared is not None:
+                raise ValueError(
+                    f"loss={loss!r} takes targets of its own, which OrtGradientRegressor trains, on one output."
+                )
             if (kind := found[output].label_kind) != "labels":
                 raise ValueError(
                     f"loss={loss!r} takes soft labels (targets={kind!r}), which OrtGradientClassifier trains, on one "

@@ -16,8 +16,10 @@ import onnx_ir.passes.common as common
 
 from .._ir.edits import swap_initializers
 from .._model.batch_axis import with_batch
+from .._model.declared_targets import DeclaredTargets
 from .._model.links import Link, Positions, Task, position_weights, repeated_rows, rows_of_members, split_columns
 from .._model.loss_terms import (
+    LEAST_TOTAL,
     RowLoss,
     append_loss,
     append_pairwise_loss,
@@ -79,6 +81,7 @@ def training_graph(
         # An ensemble: the loss is the mean of the members' losses. Each member sees every row, with the row's weight.
         columns = rows_of_members(op, scores, graph.members, settings.n_scores, batch_size)
         width = None if settings.task == "multiclass" and not settings.soft else settings.n_columns
+        width = width if settings.declared is None else settings.declared.width
         y = repeated_rows(op, y, graph.members, width)
         every_weight = repeated_rows(op, sample_weight, graph.members, None)
         loss = _mean_loss(op, settings, columns, y, every_weight, of_pairs=False)
@@ -100,6 +103,8 @@ def _mean_loss(
     With ``of_pairs``, each score compares two classes (one versus one).
     """
     assert isinstance(settings.loss, Loss)
+    if settings.declared is not None:
+        return _mean_loss_of_declared(op, settings.loss, settings.declared, scores, y, sample_weight, settings.link)
     if settings.task == "multiclass" and of_pairs:
         classes = n_classes_of(settings.n_scores)
         return append_pairwise_loss(
@@ -113,6 +118,26 @@ def _mean_loss(
         y = one_hot(op, y, settings.n_columns, op.dtype, ignores=settings.positions is not None)
     parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
     return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups, ignores=settings.ignores)
+
+
+def _mean_loss_of_declared(
+    op: GraphBuilder,
+    loss: Loss,
+    declared: DeclaredTargets,
+    scores: ir.Value,
+    matrix: ir.Value,
+    sample_weight: ir.Value,
+    link: Link,
+) -> ir.Value:
+    """Emit the mean loss of the rows, from the matrix that holds the targets that the loss declares."""
+    rows = int(str((op.shape(scores) or (0,))[0]))
+    targets = declared.emit(op, matrix, rows)
+    if loss.mixes_rows:  # the weights may sum to one or to anything else
+        total = op.Max(op.ReduceSum(sample_weight, keepdims=False), LEAST_TOTAL)
+        targets["sample_weight"] = op.Div(op.Mul(sample_weight, float(rows)), total)
+    if len(declared.score_row) > 1:
+        scores = op.Reshape(scores, [rows, *declared.score_row])
+    return append_loss(op, loss, scores=scores, y=targets, sample_weight=sample_weight, link=link)
 
 
 def _mean_loss_at_positions(
@@ -175,11 +200,16 @@ class TargetForm(Protocol):
     @property
     def soft(self) -> bool: ...
 
+    @property
+    def declared(self) -> DeclaredTargets | None: ...
+
 
 def target_layout(
     form: TargetForm, rows: int, dtype: DType, positions: TrainedPositions | None
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return the shape and the dtype of the target of ``rows`` rows: class indices, or numbers."""
+    if form.declared is not None:
+        return (rows, form.declared.width), np.dtype(dtype)
     if positions is not None:
         return (rows, math.prod(positions.shape)), np.dtype(np.int64)
     if form.task == "multiclass" and not form.soft:

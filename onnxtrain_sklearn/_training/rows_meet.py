@@ -29,6 +29,7 @@ from .._ir.edits import keep_outputs, swap_initializers
 from .._ir.protobuf import to_proto
 from .._ir.queries import all_values, node_label, structure
 from .._model.batch_axis import ROW_LOSSES, trace_rows, with_batch
+from .._model.declared_targets import DeclaredTargets
 from .._model.modes import inference_form, normalizes_by_batch
 from .._model.trainable import TrainableModel
 from .._model.weights import template_of
@@ -281,8 +282,8 @@ def numbers_of_type(rng: np.random.RandomState, kind: DType, shape: tuple[int, .
 
 def rows_meet_in_loss(settings: StepSettings, dtype: DType, *, of_pairs: bool = False) -> bool:
     """Return True if the loss of a row depends on other rows, or on their number."""
-    if type(settings.loss) in LOSSES.values():
-        return False
+    if type(settings.loss) in LOSSES.values() or getattr(settings.loss, "mixes_rows", False):
+        return bool(getattr(settings.loss, "mixes_rows", False))
     trials = (TRIED_ROWS, TRIED_ROWS + ADDED_ROWS)
     try:
         graphs = {rows: _graph_of_loss(settings, dtype, rows, of_pairs=of_pairs) for rows in trials}
@@ -342,6 +343,8 @@ def _losses_meet_in_trial(
         shape, kind = target_layout(settings, rows, dtype, settings.positions)
         scores = graphs[rows][0].graph.inputs[0]
         given = numbers_of_type(rng, np.dtype(dtype), tuple(int(str(d)) for d in scores.shape or ()), 0)
+        if settings.declared is not None:
+            return {"scores": given, TARGET: _declared_numbers(settings.declared, rng, rows, trial).astype(kind)}
         # Draw targets: class indices, indicators, or numbers, which are 0 or 1 in some trials.
         if kind.kind in "iu":
             several = settings.positions is not None or settings.task == "multiclass"
@@ -357,6 +360,15 @@ def _losses_meet_in_trial(
         return not names or meet_in_numbers(run, draw) is not False
     except Exception:  # the loss does not run on such numbers, so the trial gives no answer
         return True
+
+
+def _declared_numbers(declared: DeclaredTargets, rng: np.random.RandomState, rows: int, trial: int) -> np.ndarray:
+    """Return random numbers for the matrix of declared targets."""
+    arrays = []
+    for one in declared.targets:
+        kind = np.dtype(np.float32 if one.dtype == "float" else np.int64)
+        arrays.append(numbers_of_type(rng, kind, (rows, *one.row_shape), trial))
+    return declared.matrix(arrays, rows)
 
 
 def require_separate_labels(settings: StepSettings, dtype: DType) -> None:

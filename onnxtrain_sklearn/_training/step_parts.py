@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .._model.declared_targets import DeclaredTargets
 from .._model.links import Link, Positions, Task
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device
@@ -64,6 +65,8 @@ class StepSettings:
         Whether the targets of a classifier are the shares of the classes in each row.
     n_targets : int or None
         Columns of the targets, or classes, where the loss takes another number of scores; else None.
+    declared : DeclaredTargets or None
+        The targets that the loss declares by name; None if it takes labels or numbers.
     """
 
     loss: Loss | TotalLoss
@@ -89,6 +92,7 @@ class StepSettings:
     lazy_rows: bool = False
     soft: bool = False
     n_targets: int | None = None
+    declared: DeclaredTargets | None = None
 
     @property
     def n_columns(self) -> int:
@@ -152,6 +156,7 @@ class OutputLoss:
     label_weights: tuple[float, ...] = ()
     ignores: bool = False
     soft: ClassVar[bool] = False
+    declared: ClassVar[None] = None
 
     @property
     def n_columns(self) -> int:
@@ -182,6 +187,7 @@ def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
         ignores=one.ignores,
         soft=False,
         n_targets=None,
+        declared=None,
     )
 
 

@@ -14,6 +14,7 @@ starts at zero has scores of exactly 0.
 
 from __future__ import annotations
 
+from .._model.declared_targets import Target as Target
 from .._model.links import LINKS as LINKS
 from .._model.links import Link as Link
 from .._model.links import TargetScaling as TargetScaling

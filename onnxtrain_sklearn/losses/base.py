@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
 
+from .._model.declared_targets import Target
 from .._model.links import Link, TargetScaling, Task
 from .._utils.params import Component
 from ..graph import GraphBuilder
@@ -34,10 +36,17 @@ class Loss(Component, ABC):
         How the weights of a regressor are judged on validation data, by early stopping and by fine-tuning with
         ``X_val``. "loss", the default: by this loss, which is right for any. "score": by R², which is right for the
         squared error alone.
-    targets : {"labels", "probabilities", "counts"}
-        The content of a classifier's ``y``: "labels", the default, or soft labels, a column for each class. Rows of
-        "probabilities" sum to one; "counts" are numbers of observations of each class. The loss receives either as
-        rows that sum to one, in place of one-hot rows; those of counts weigh as much as their sum.
+    targets : {"labels", "probabilities", "counts"} or mapping of str to Target
+        The content of ``y``. "labels", the default: labels or numbers. Soft labels of a classifier have a column for
+        each class. Rows of "probabilities" sum to one; "counts" are numbers of observations of each class. The loss
+        receives either as rows that sum to one, in place of one-hot rows; those of counts weigh as much as their sum.
+        A mapping, for regressors, declares targets by name, with their types and shapes (:class:`Target`): ``y`` is
+        then a dict, a data frame or a structured array with these names, and the loss receives a dict of values. The
+        only target may also be given as it is; without targets, ``y`` is None.
+    mixes_rows : bool
+        Whether the loss of a row depends on the other rows of its minibatch. Then a minibatch has no padding rows, and
+        a loss that declares targets also receives the weights of the rows, of mean one: ``y["sample_weight"]`` (N,).
+        False, the default: the package tries it on random numbers.
 
     Notes
     -----
@@ -60,10 +69,11 @@ class Loss(Component, ABC):
     tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
     target_scaling: ClassVar[TargetScaling | None] = None
     judged_by: ClassVar[Literal["loss", "score"]] = "loss"
-    targets: LabelKind = "labels"
+    targets: LabelKind | Mapping[str, Target] = "labels"
+    mixes_rows: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: Any, link: Link) -> ir.Value:
         """Emit the loss of every row and output.
 
         Parameters
@@ -71,17 +81,18 @@ class Loss(Component, ABC):
         op : GraphBuilder
             Emits operators: ``op.Sub(scores, y)``.
         scores : value of shape (N, n_scores)
-            The model's output before its final activation.
+            The model's output before its final activation; with declared targets, in the shape that it has, (N, ...).
         y : value of shape (N, k), of the type of ``scores``
             Targets, as many as scores unless :meth:`n_scores` differs: numbers for regression; 0 or 1 for
             classification (one column for a binary problem on one score, one-hot rows for several classes, indicators
-            for several labels).
+            for several labels). With declared targets, a dict of values by name.
         link : str
             The function that makes predictions of the scores: "identity", "exp", "sigmoid", "softmax", ...
 
         Returns
         -------
         value of shape (N, k), as the targets, or (N, 1)
+            With declared targets, k is free: the loss of a row is the mean over its columns.
         """
 
     def n_scores(self, task: Task, n_targets: int) -> int:
@@ -90,7 +101,8 @@ class Loss(Component, ABC):
         The targets are numbers, or classes (one for two classes). If a number needs several scores, such as location
         and scale, the first ``n_targets`` scores are those that :meth:`link` turns into predictions, the next
         ``n_targets`` are the second parameter of each number, and so on. Models that are built get as many outputs as
-        this method returns; a given graph must have them.
+        this method returns; a given graph must have them. With declared targets, ``n_targets`` is the number of
+        elements of a row of all of them, and a given graph may have any scores.
         """
         return n_targets
 
@@ -106,8 +118,11 @@ class Loss(Component, ABC):
         """Return the function that turns scores into predictions for ``task``, "identity" unless overridden."""
         return "identity"
 
-    def check_targets(self, y: np.ndarray) -> None:
-        """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default."""
+    def check_targets(self, y: Any) -> None:
+        """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default.
+
+        ``y`` is an array, or with declared targets a dict of arrays.
+        """
 
 
 class ClassificationLoss(Loss):
