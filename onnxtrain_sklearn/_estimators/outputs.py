@@ -551,6 +551,7 @@ def _output_of_declared(
         row = _score_row(graph, columns, device)
     graph = graph if graph.link == link else graph.ignoring_activation()
     row = row or (1,)
+    loss.check_scores(row, targets.content)
     several_axes = row if len(row) > 1 else ()
     declared = targets.declared.with_scores(row)
     decoding = Decoding("regression", link, math.prod(row), row_shape=several_axes, declared=declared)

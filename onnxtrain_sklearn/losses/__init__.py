@@ -40,6 +40,8 @@ from .distributions import GaussianNLL as GaussianNLL
 from .distributions import LaplaceNLL as LaplaceNLL
 from .distributions import NegativeBinomial as NegativeBinomial
 from .distributions import Quantiles as Quantiles
+from .embeddings import InfoNCE as InfoNCE
+from .embeddings import Triplet as Triplet
 from .regression import AbsoluteError as AbsoluteError
 from .regression import Elastic as Elastic
 from .regression import EpsilonInsensitive as EpsilonInsensitive
@@ -47,6 +49,8 @@ from .regression import Huber as Huber
 from .regression import LogCosh as LogCosh
 from .regression import Quantile as Quantile
 from .regression import SquaredError as SquaredError
+from .sequences import CTC as CTC
+from .survival import Cox as Cox
 
 LOSSES: dict[str, type[Loss]] = registered(Loss, vars())
 """The losses imported above, by name."""

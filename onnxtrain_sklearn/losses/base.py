@@ -124,6 +124,9 @@ class Loss(Component, ABC):
         ``y`` is an array, or with declared targets a dict of arrays.
         """
 
+    def check_scores(self, row: tuple[int, ...], y: Any) -> None:
+        """Raise ValueError where declared targets ``y`` do not suit scores whose rows have the shape ``row``."""
+
 
 class ClassificationLoss(Loss):
     """A loss for labels, which gives scores without probabilities unless it overrides ``link``."""
