@@ -178,6 +178,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     # The graph, if it is known before the data, and the data as its inputs, with targets.
     plan = steps.graph_plan(estimator, resumed, call.X)
     if plan.known is not None and plan.known.is_whole:
+        if targets_declared_by(estimator.loss) is not None:
+            raise ValueError("batch_size=None takes labels or numbers as y, not targets that a loss declares by name.")
         call = _whole_call(estimator, call)
     examples = steps.examples(estimator, call, plan.known, plan.fitted, resumed)
     if resumed is not None:

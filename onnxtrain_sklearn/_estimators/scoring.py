@@ -25,6 +25,7 @@ from .._training.validation_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest
+from ..losses import Loss
 from .call import Call, Examples, FitContext
 from .config import TrainingConfig
 from .examples import scaled_values, validation_examples
@@ -365,6 +366,7 @@ def validation(
         with faults_of_validation_data():
             own = validation_examples(estimator, state, *given)
             require_same_places(examples.targets, own.targets)
+            _check_declared(state, settings.loss, own.targets)
         require_scorable(own.targets, own.weights)
         rows = rows_with_labels(own.targets)
         if len(rows) == len(own):
@@ -406,10 +408,17 @@ def loss_of_declared(estimator: Any, X: MatrixLike, y: Any, sample_weight: Any) 
     state: FittedState = estimator._state
     examples = validation_examples(estimator, state, X, y, sample_weight)
     loss = loss_of(estimator._output_task(), state.fitted, state.graph)
-    loss.check_targets(examples.targets.content)
+    _check_declared(state, loss, examples.targets)
     settings = TrainingConfig.of(estimator).with_decoding(loss, state.decoding, state.seed)
     scored = ScoredRows(lambda: (X, y), examples.targets, examples.weights, examples.columns, np.arange(len(examples)))
     return loss_of_rows(state, settings, scored, state.predictor(examples.columns, with_scores=True))()
+
+
+def _check_declared(state: FittedState, loss: Loss | TotalLoss, targets: Targets) -> None:
+    """Raise ValueError if rows to score have declared targets for which the loss is not defined."""
+    if isinstance(loss, Loss) and state.decoding.declared is not None:
+        loss.check_targets(targets.content)
+        loss.check_scores(state.decoding.declared.score_row, targets.content)
 
 
 def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:

@@ -119,7 +119,7 @@ SETTINGS = {
     "lbfgs": {"optimizer": "lbfgs", "max_iter": 20},
     "given graph": {"model": GRAPH},
     "accumulated": {"optimizer": Adam(accumulate=2)},
-    "early stopping": {"early_stopping": True, "validation_fraction": 0.3},
+    "early stopping": {"early_stopping": True, "validation_split": 0.3},
     "members": {"model": TabM(n_members=3, hidden_layer_sizes=(4,))},
 }
 
