@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from ._ir.edits import bypass, insert_after, remove_unread_initializers
-from ._ir.queries import attribute
+from ._ir.queries import attribute, is_in_file
 from ._ir.shapes import infer_shapes
 from ._model.few_bits import is_product_of_few_bits, matrix_shape
 from ._model.trainable import TrainableModel
@@ -200,7 +200,7 @@ def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: n
         sums = [_name_of_sum(insert_after(op, matrix, lambda w: op.Add(w, change)))]
     else:
         sums = [_with_change(op, one, factors, scale) for one in products]
-    return LowRank(name, *names, scale, first, tuple(sums), is_merged=few_bits is None)
+    return LowRank(name, *names, scale, first, tuple(sums), is_merged=few_bits is None and not is_in_file(matrix))
 
 
 def _products_with(value: ir.Value, *, transposed: bool = False) -> Iterator[Product]:

@@ -22,8 +22,11 @@ from sklearn.utils.validation import check_is_fitted
 from .._export.state_files import StateArrays
 from .._fitted.fitted_model import is_estimator
 from .._inference.graph import OutputOptions
+from .._ir.files import require_whole, write
 from .._ir.protobuf import to_proto
+from .._ir.queries import is_in_file
 from .._utils.typing import MatrixLike, TableLike
+from ..exceptions import instead_of
 from ..finetuning import FineTuner
 from ..models import GraphModel
 from ..models.given import bare_model
@@ -61,11 +64,14 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     def to_onnx(self) -> onnx.ModelProto:
         """Return the trained inference graph."""
 
-    def _exported(self, form: OutputOptions, *, adapter: bool) -> onnx.ModelProto:
+    def _exported(self, form: OutputOptions, *, adapter: bool, path: str | os.PathLike[str] | None) -> onnx.ModelProto:
         check_is_fitted(self)
         if not isinstance(adapter, bool):
             raise ValueError(f"adapter must be True or False, got {adapter!r}.")
-        return to_proto(adaptable_graph(self._state, form)) if adapter else self._state.to_onnx(form)
+        if path is not None and not isinstance(path, str | os.PathLike):
+            raise TypeError(f"path must be the path of a file or None, {instead_of(path)}.")
+        proto = to_proto(adaptable_graph(self._state, form)) if adapter else self._state.to_onnx(form)
+        return require_whole(proto, "A ModelProto") if path is None else write(proto, path)
 
     # scikit-learn's conventions
 
@@ -162,7 +168,9 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
 
     @property
     def model_(self) -> onnx.ModelProto:
-        """The trained inference graph, as ``to_onnx()`` returns it."""
+        """The trained inference graph, as ``to_onnx()`` returns it; a model above 2 GiB lacks this attribute."""
+        if any(map(is_in_file, self._state.graph.model.graph.initializers.values())):
+            raise AttributeError("No ModelProto can hold a model above 2 GiB: write it by to_onnx(path=...).")
         return self.to_onnx()
 
     @property

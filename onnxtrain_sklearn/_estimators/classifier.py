@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -332,7 +333,12 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         return accuracy_of_several(self._state.decoding, y, predicted, self.ignore_label, sample_weight)
 
     def to_onnx(
-        self, *, zipmap: bool | str = False, raw_scores: bool = False, adapter: bool = False
+        self,
+        *,
+        zipmap: bool | str = False,
+        raw_scores: bool = False,
+        adapter: bool = False,
+        path: str | os.PathLike[str] | None = None,
     ) -> onnx.ModelProto:
         """Return the trained inference graph.
 
@@ -351,6 +357,9 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         adapter : bool, default=False
             Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
             :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
+        path : str or path, default=None
+            File to write the graph to as well. A model above 2 GiB, whose weights no ModelProto can hold, needs it: its
+            weights go to a file ``<path>.data`` beside it, and the returned ModelProto refers to that file.
 
         Returns
         -------
@@ -366,7 +375,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         ValueError
             An option has an invalid value.
         ModelError
-            The labels do not suit an option: the dicts cannot have keys such as 0.5.
+            The labels do not suit an option: the dicts cannot have keys such as 0.5. Or the model has more than 2 GiB,
+            and ``path`` is missing.
 
         Examples
         --------
@@ -381,7 +391,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             raise ValueError(f"zipmap must be False, True or 'columns', got {zipmap!r}.")
         if not isinstance(raw_scores, bool):
             raise ValueError(f"raw_scores must be True or False, got {raw_scores!r}.")
-        return self._exported(OutputOptions(zipmap, raw_scores), adapter=adapter)
+        return self._exported(OutputOptions(zipmap, raw_scores), adapter=adapter, path=path)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

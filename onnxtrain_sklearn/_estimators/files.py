@@ -31,6 +31,7 @@ from .._export.training_info import training_model
 from .._fitted.text_encoder import encoding_graph
 from .._inference.graph import Decoding, OutputOptions
 from .._ir.edits import keep_outputs, swap_initializers
+from .._ir.files import require_whole
 from .._ir.protobuf import to_proto
 from .._ir.shapes import infer_shapes
 from .._model.links import repeated_rows
@@ -378,7 +379,7 @@ def export_folder(
 def training_onnx(estimator: Any, batch_size: int | None) -> onnx.ModelProto:
     """Return the inference graph of a fitted estimator with a training step in ``training_info``."""
     # The step reads the inputs of the inference graph, with the rows first.
-    inference = estimator._state.to_onnx(OutputOptions(), rows_first=True)
+    inference = require_whole(estimator._state.to_onnx(OutputOptions(), rows_first=True), "A ModelProto")
     return training_model(exported_training(estimator, estimator._state, batch_size, "any"), inference)
 
 
@@ -406,7 +407,7 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
     loss = loss_of(estimator._output_task(), state.fitted, state.graph)
     names = {value.name for value in state.trained_form.model.graph.initializers.values()}
     generate_artifacts(
-        to_proto(_with_loss(state, loss)),
+        require_whole(to_proto(_with_loss(state, loss)), "A file for devices"),
         requires_grad=state.parameters.names,
         frozen_params=[name for name in state.frozen if name in names],
         optimizer=optimizer,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
 
-    def to_onnx(self, *, adapter: bool = False) -> onnx.ModelProto:
+    def to_onnx(self, *, adapter: bool = False, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """Return the trained inference graph.
 
         Parameters
@@ -136,6 +137,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         adapter : bool, default=False
             Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
             :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
+        path : str or path, default=None
+            File to write the graph to as well. A model above 2 GiB, whose weights no ModelProto can hold, needs it: its
+            weights go to a file ``<path>.data`` beside it, and the returned ModelProto refers to that file.
 
         Returns
         -------
@@ -153,7 +157,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         >>> [output.name for output in regressor.to_onnx().graph.output]
         ['variable']
         """
-        return self._exported(OutputOptions(), adapter=adapter)
+        return self._exported(OutputOptions(), adapter=adapter, path=path)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

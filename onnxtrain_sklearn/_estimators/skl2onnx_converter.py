@@ -25,6 +25,7 @@ from .._importers.quantization import requantized
 from .._inference.graph import Decoding, OutputOptions, inference_model
 from .._ir.control_flow import unroll
 from .._ir.edits import replace_input
+from .._ir.files import require_whole
 from .._ir.opsets import converted
 from .._ir.protobuf import to_proto
 from .._ir.queries import graphs_in
@@ -185,7 +186,7 @@ def append_to_container(
     model: ir.Model, variables: list[Any], scope: Scope, operator: Operator, container: Container
 ) -> None:
     """Add the nodes and weights of ``model`` to the container under unique names; ``variables`` are its inputs."""
-    proto = to_proto(model)
+    proto = require_whole(to_proto(model), "A graph of skl2onnx")
     ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)
     names = {value.name: variable.full_name for value, variable in ends}
     for tensor in proto.graph.initializer:  # the container's own method would merge equal weights

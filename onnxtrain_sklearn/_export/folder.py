@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .._ir.files import content_of, read
+from .._ir.files import content_of, read, require_whole
 from .._ir.limits import LARGEST_MESSAGE, require_survivable
 from .._utils.atomic_files import whole_folder
 from ..exceptions import ModelError
@@ -40,7 +40,10 @@ def training_folder(exported: ExportedTraining, form: str) -> TrainingFolder:
     """Return the content of a folder with the training graphs of ``form``."""
     step, predict = training_graphs(exported)
     entries = graph_entries(step, predict, form)
-    graphs = {name: entry.proto.SerializeToString() for name, entry in entries.items()}
+    graphs = {
+        name: require_whole(entry.proto, "A folder of training graphs").SerializeToString()
+        for name, entry in entries.items()
+    }
     state = {one.name: np.asarray(one.value) for one in step.state}
     tensors = state_bytes(state, exported.facts.get(CONSTANTS))
     files = {f"{name}.onnx": content for name, content in graphs.items()} | {STATE_FILE: tensors}

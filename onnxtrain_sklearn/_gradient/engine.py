@@ -22,7 +22,7 @@ import onnx_ir.passes.common
 from .._importers.ort_fusions import lower
 from .._ir.control_flow import fold, unroll
 from .._ir.edits import multiply_by_columns
-from .._ir.queries import dims, every_node, graphs_in, node_label, reads
+from .._ir.queries import dims, every_node, graphs_in, is_in_file, node_label, reads
 from .._model.few_bits import dequantize_products
 from .._ort import gradient_builder, packages, sessions
 from .._utils.errors import refusing
@@ -157,8 +157,16 @@ def _engines_to_try(model: ir.Model, nodes: Sequence[ir.Node], engine: str) -> S
     for float64, for which it lacks most gradient kernels, and for graphs in which a Where selects away an infinite
     derivative: its gradient is NaN there.
     """
+    in_files = [value.name for value in model.graph.initializers.values() if is_in_file(value)]
     if checked_engine(engine) != "auto":
+        if in_files and engine == "ort-training":
+            raise UnsupportedOperatorError(
+                f"engine='ort-training' takes a graph with all weights, and {in_files[0]!r} stays in its file, as the "
+                f"model has more than 2 GiB. Leave engine='auto'."
+            )
         return [engine]
+    if in_files:
+        return ["portable"]
     double = any(v.dtype is ir.DataType.DOUBLE for v in [*model.graph.inputs, *model.graph.initializers.values()])
     steep = mark_selected(model.graph)
     able = [name for name in available_engines() if not ((double or steep) and name == "ort-training")]

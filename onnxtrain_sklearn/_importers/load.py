@@ -57,13 +57,17 @@ LABELS = "labels of dictionaries"
 
 
 def load(
-    model: onnx.ModelProto | bytes | str | os.PathLike[str], supported: SupportedVersions | None = None
+    model: onnx.ModelProto | bytes | str | os.PathLike[str],
+    supported: SupportedVersions | None = None,
+    *,
+    in_place: bool = False,
 ) -> ir.Model:
     """Return a validated model in versions that ``supported`` allows, by default those of the installed onnxruntime.
 
-    Opset and IR version stay unchanged where possible. Raises ModelError if the model is not valid.
+    Opset and IR version stay unchanged where possible. ``in_place`` is an argument of ``_ir.files.read``. Raises
+    ModelError if the model is not valid.
     """
-    original = _with_graph(model)
+    original = _with_graph(model, in_place=in_place)
     with refusing("The ONNX graph is not valid"):
         proto, changed = _valid(without_zip_maps(_with_one_default_opset(original)))
         proto = with_types_of_custom_operators(proto)
@@ -93,7 +97,7 @@ def load(
 
 def given_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> ir.Model:
     """Return the graph of a file in the form that is trained: with floats of one type, and layers as single nodes."""
-    result = load(model)
+    result = load(model, in_place=True)
     run_importers(result, CONVERSIONS)
     return result
 
@@ -112,9 +116,9 @@ def zipped_labels(proto: onnx.ModelProto) -> list[Any]:
     return next(([*a.ints, *(text.decode() for text in a.strings)] for a in attributes), [])
 
 
-def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
+def _with_graph(model: onnx.ModelProto | bytes | str | os.PathLike[str], *, in_place: bool = False) -> onnx.ModelProto:
     """Read a model; raise if it exceeds the limits or has no nodes or outputs."""
-    proto = read(model)
+    proto = read(model, in_place=in_place)
     if not proto.graph.node or not proto.graph.output:
         raise ModelError(
             f"There is no ONNX graph with nodes and outputs in {source(model)}: it is not an ONNX model, or a "
@@ -154,8 +158,23 @@ def _valid(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
             shaped = deepcopy(proto)
             for value in (value for value in shaped.graph.output if _lacks_shape(value)):
                 value.type.tensor_type.shape.SetInParent()
-        onnx.checker.check_model(shaped)
+        onnx.checker.check_model(_with_files_as_inputs(shaped))
     return proto, changed
+
+
+def _with_files_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with inputs in place of weights in files, whose absolute paths ONNX's checker refuses."""
+    outside = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    if not outside:
+        return proto
+    result, names = deepcopy(proto), {tensor.name for tensor in outside}
+    del result.graph.initializer[:]
+    result.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in names)
+    given = {value.name for value in result.graph.input}
+    for tensor in (t for t in outside if t.name not in given):
+        value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        result.graph.input.append(value)
+    return result
 
 
 def _without_own_marks(proto: onnx.ModelProto) -> onnx.ModelProto:

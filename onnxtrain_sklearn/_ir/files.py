@@ -1,9 +1,10 @@
-"""Read models in all forms that users give, with their weights, within the limits.
+"""Read models in all forms that users give, with their weights, within the limits, and write them to files.
 
 :func:`read` takes a ModelProto, bytes, or the path of a file in protobuf, JSON or one of ONNX's two text formats, and
-reads external data, the weights in files beside the model. Sizes are checked before anything is read, because a file of
-a kilobyte can claim any size. External data must be in the folder of the model: onnx opens no path that leads out of
-it. :func:`content_of` reads other files with the same care. The graph itself is validated later (``_importers/load``).
+reads external data, the weights in files beside the model; of a model above 2 GiB they may stay there. Sizes are
+checked before anything is read, because a file of a kilobyte can claim any size. External data must be in the folder of
+the model: onnx opens no path that leads out of it. :func:`content_of` reads other files with the same care, and
+:func:`write` writes a model. The graph itself is validated later (``_importers/load``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from itertools import count, pairwise
 from pathlib import Path
@@ -22,9 +23,19 @@ import onnx.external_data_helper
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
+from .._ort import sessions
+from .._utils.atomic_files import whole_file
 from .._utils.errors import refusing, require_memory
 from ..exceptions import InvalidParameterError, ModelError
-from .limits import LARGEST_MESSAGE, current_limits, exceeded, nodes_of, require_within_limits
+from .limits import (
+    LARGEST_MESSAGE,
+    bytes_per_element,
+    current_limits,
+    exceeded,
+    nodes_of,
+    require_one_message,
+    require_within_limits,
+)
 
 
 def without_program(model: Any) -> Any:
@@ -36,15 +47,30 @@ def without_program(model: Any) -> Any:
     return held if isinstance(held, onnx.ModelProto) else model
 
 
-def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelProto:
-    """Read a model with its weights; raise if it exceeds the limits. The argument is not changed."""
+IN_PLACE = LARGEST_MESSAGE
+"""Bytes of weights beside a model above which :func:`read` may leave them in their files."""
+
+STAYING = frozenset(onnx.TensorProto.DataType.Value(name) for name in "BFLOAT16 DOUBLE FLOAT FLOAT16 UINT8".split())
+"""Types of weights that may stay in their files; signed bytes are rewritten for some processors."""
+
+SMALL = 2**16
+"""Bytes of a weight from which it may stay in its file; smaller ones may be shapes, which inference reads."""
+
+
+def read(model: onnx.ModelProto | bytes | str | os.PathLike[str], *, in_place: bool = False) -> onnx.ModelProto:
+    """Read a model with its weights; raise if it exceeds the limits. The argument is not changed.
+
+    With ``in_place``, large weights of a model above 2 GiB stay in the files beside it: the tensors name their files by
+    absolute paths, and :func:`~onnxtrain_sklearn._ort.sessions.create_session` finds them there.
+    """
     model = without_program(model)
     if not isinstance(model, onnx.ModelProto | bytes | str | os.PathLike):
         raise InvalidParameterError(
             f"expected an onnx.ModelProto, bytes or the path of a file, got {type(model).__name__} ({model!r})."
         )
     proto = model if isinstance(model, onnx.ModelProto) else _parse_model(model)
-    require_within_limits(proto)
+    in_place = in_place and not isinstance(model, onnx.ModelProto | bytes) and sessions.reads_in_place()
+    require_within_limits(proto, in_place=in_place)
     proto = _with_named_results(proto)
     external = [tensor for tensor in _tensors(proto) if onnx.external_data_helper.uses_external_data(tensor)]
     if not external:
@@ -57,13 +83,77 @@ def read(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> onnx.ModelP
             f"of onnx.load(path), without load_external_data=False."
         )
     folder = os.path.dirname(os.path.abspath(os.fspath(model)))
-    _require_readable(external, folder)
+    stays = set[str]()
+    if in_place and sum(map(_size, external)) > IN_PLACE:
+        large = (tensor for tensor in proto.graph.initializer if _size(tensor) >= SMALL)
+        stays = {tensor.name for tensor in large if tensor.data_type in STAYING}
+    require_one_message(sum(_size(tensor) for tensor in external if tensor.name not in stays), " outside the graph")
+    _require_readable(external, folder, stays)
     with refusing(f"The weights that {source(model)} keeps beside it cannot be read"):
+        for tensor in proto.graph.initializer if stays else ():
+            if tensor in external and tensor.name in stays:
+                _name_file(tensor, folder)
+                external.remove(tensor)
         for tensor in external:
             onnx.external_data_helper.load_external_data_for_tensor(tensor, folder)
             tensor.data_location = onnx.TensorProto.DEFAULT  # onnx before 1.23 leaves the tensor marked as external
             del tensor.external_data[:]
     return proto
+
+
+def require_whole(proto: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    """Return a model that holds all of its weights; ModelError if some stay in files, which ``what`` cannot hold."""
+    if (outside := _in_files(proto)) and (name := outside[0].name):
+        size = sum(map(_size, outside))
+        raise ModelError(
+            f"{what} cannot hold a model above 2 GiB, whose weight {name!r} and others ({size:,} bytes) stay in their "
+            f"files. Write the trained model by to_onnx(path=...)."
+        )
+    return proto
+
+
+def write(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """Write a model; return it as written.
+
+    Weights that stay in files are copied into one file beside it, ``<name>.data``, a piece at a time.
+    """
+    target, outside = Path(path), _in_files(proto)
+    if not outside:
+        with whole_file(target) as file:
+            file.write(proto.SerializeToString())
+        return proto
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    beside = target.with_name(f"{target.name}.data")
+    if os.path.realpath(beside) in {_place(tensor)["location"] for tensor in outside}:
+        raise ModelError(f"The given model reads its weights from {_short(os.fspath(beside))!r}: give another path.")
+    with whole_file(beside) as file:
+        for tensor in _in_files(result):
+            place = _place(tensor)
+            sessions.require_unchanged(place["location"])
+            file.write(bytes(-file.tell() % ALIGNED))
+            begin, left = file.tell(), int(place["length"])
+            with open(place["location"], "rb") as given:
+                given.seek(int(place["offset"]))
+                while left and (piece := given.read(min(left, PIECE))):
+                    left -= file.write(piece)
+            if left:
+                raise ModelError(f"The file {_short(place['location'])!r} was truncated while it was read.")
+            del tensor.external_data[:]
+            for key, value in {"location": beside.name, "offset": str(begin), "length": place["length"]}.items():
+                tensor.external_data.add(key=key, value=value)
+    with whole_file(target) as file:
+        file.write(result.SerializeToString())
+    return result
+
+
+ALIGNED, PIECE = 4096, 2**24
+"""Bytes whose multiples are the places of weights in a file, as runtimes map whole pages, and bytes that are copied at
+a time."""
+
+
+def _in_files(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    return [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
 
 
 def _with_named_results(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -160,10 +250,10 @@ def content_of(
         raise ModelError(f"{what} cannot be read: {error.strerror}.") from error
 
 
-def _require_size(size: int, what: str) -> None:
+def _require_size(size: int, what: str, read: int | None = None) -> None:
     if size > current_limits().file_bytes:
         raise exceeded(f"There are {size:,} bytes in {what}", "file_bytes")
-    require_memory(size, what, copies=2)
+    require_memory(size if read is None else max(0, read), what, copies=2)
 
 
 def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
@@ -181,8 +271,28 @@ def _tensors(proto: onnx.ModelProto) -> Iterator[Any]:
             graphs += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
 
 
-def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
-    """Raise ModelError if offsets or lengths of external data are invalid, or the data exceed the limits."""
+def _size(tensor: onnx.TensorProto) -> int:
+    size: int = math.ceil(math.prod(tensor.dims) * bytes_per_element(tensor.data_type))
+    return size
+
+
+def _name_file(tensor: onnx.TensorProto, folder: str) -> None:
+    """Let a tensor name its file by an absolute path, with offset and length; ModelError if it is not in the folder."""
+    place = _place(tensor)
+    path = os.path.realpath(os.path.join(folder, place.get("location", "")))
+    if os.path.commonpath([path, os.path.realpath(folder)]) != os.path.realpath(folder) or not os.path.isfile(path):
+        raise _misplaced(tensor, f"the file {_short(path)!r} is not in the folder {_short(folder)!r}")
+    del tensor.external_data[:]
+    for key, value in {"location": path, "offset": place.get("offset", "0"), "length": str(_size(tensor))}.items():
+        tensor.external_data.add(key=key, value=value)
+    sessions.remember_file(path)
+
+
+def _require_readable(tensors: list[onnx.TensorProto], folder: str, stays: Collection[str] = ()) -> None:
+    """Raise ModelError if offsets or lengths of external data are invalid, or the data exceed the limits.
+
+    The data of the tensors named in ``stays`` are not read into memory.
+    """
 
     def parsed(tensor: onnx.TensorProto, key: str, text: str | None) -> int | None:
         if text is None:
@@ -220,7 +330,8 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str) -> None:
                     f"The files beside the model hold two weights at bytes {begin:,} to {end:,} and {next_begin:,} to "
                     f"{next_end:,}, which overlap: the model is not valid."
                 )
-    _require_size(sum(end - begin for found in ranges.values() for begin, end in found), "the files beside the model")
+    whole = sum(end - begin for found in ranges.values() for begin, end in found)
+    _require_size(whole, "the files beside the model", read=whole - sum(_size(t) for t in tensors if t.name in stays))
 
 
 def _place(tensor: onnx.TensorProto) -> dict[str, str]:

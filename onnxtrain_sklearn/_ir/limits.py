@@ -34,8 +34,8 @@ class ModelLimits:
     """Limits of the size of models that are read, trained or differentiated.
 
     A larger model raises :class:`~onnxtrain_sklearn.exceptions.ModelError` before it is read. Change the limits with
-    :func:`model_limits`. Independently of them, a model that is trained must have less than 2 GiB of weights, because
-    onnx and onnxruntime read it as one protobuf message.
+    :func:`model_limits`. Independently of them, a model of more than 2 GiB must keep its weights in a file beside it
+    (external data), because onnx and onnxruntime read a graph as one protobuf message.
 
     Parameters
     ----------
@@ -128,8 +128,11 @@ def exceeded(what: str, name: str) -> ModelError:
     )
 
 
-def require_within_limits(proto: onnx.ModelProto) -> None:
-    """Raise ModelError for a ModelProto that exceeds the limits, or whose functions call themselves."""
+def require_within_limits(proto: onnx.ModelProto, *, in_place: bool = False) -> None:
+    """Raise ModelError for a ModelProto that exceeds the limits, or whose functions call themselves.
+
+    With ``in_place``, the numbers in files beside the model stay there, and do not count for a protobuf message.
+    """
     count = _Count(proto)
     count.graph(proto.graph, 0)
     for key in count.functions:  # including functions that nothing calls
@@ -137,8 +140,9 @@ def require_within_limits(proto: onnx.ModelProto) -> None:
     for info in proto.training_info:
         count.graph(info.initialization, 0)
         count.graph(info.algorithm, 0)
-    require_one_message(count.bytes, "")
-    require_memory(count.bytes, "a model with weights and constants")
+    held = count.bytes - count.beside if in_place else count.bytes
+    require_one_message(held, "")
+    require_memory(held, "a model with weights and constants")
 
 
 def require_one_message(size: int, form: str) -> None:
@@ -146,8 +150,10 @@ def require_one_message(size: int, form: str) -> None:
     if size > LARGEST_MESSAGE:
         raise ModelError(
             f"The weights and constants have {size:,} bytes{form}, and a protobuf message, as which onnx and "
-            f"onnxruntime take a graph, holds {LARGEST_MESSAGE:,}. Split the model: compute once what its first layers "
-            f"give for the data (onnx.utils.extract_model writes them to a file), and train the other layers on that."
+            f"onnxruntime take a graph, holds {LARGEST_MESSAGE:,}. Give an estimator the path of a file in float32, "
+            f"its weights beside it (external data), with onnxruntime 1.20 or newer. Or split the model: compute once "
+            f"what its first layers give for the data (onnx.utils.extract_model writes them to a file), and train the "
+            f"other layers on that."
         )
 
 
@@ -162,7 +168,7 @@ class _Count:
         self.functions = {(f.domain, f.name): f for f in proto.functions}
         self.costs: dict[tuple[str, str], tuple[int, int]] = {}
         self.open: list[tuple[str, str]] = []
-        self.bytes = 0
+        self.bytes = self.beside = 0
 
     def graph(self, graph: onnx.GraphProto, depth: int) -> tuple[int, int]:
         self.tensors(graph.initializer)
@@ -213,6 +219,7 @@ class _Count:
                 raise ModelError(f"Tensor {tensor.name!r} has the shape {tuple(dims)}: a size is negative.")
             expected = math.ceil(math.prod(dims) * bytes_per_element(tensor.data_type))
             self.bytes += expected
+            self.beside += expected if tensor.data_location == onnx.TensorProto.EXTERNAL else 0
             if self.bytes > self.limits.tensor_bytes:
                 what = (
                     f"The weights and constants have {self.bytes:,} bytes up to {tensor.name!r}, of shape {tuple(dims)}"

@@ -30,6 +30,7 @@ from .._ort.sessions import SupportedVersions
 from .._utils.errors import reason
 from ..exceptions import ModelError
 from ..graph import INT64, Names
+from .files import require_whole
 from .protobuf import from_proto
 from .queries import all_values, every_node
 from .shapes import infer_shapes
@@ -154,7 +155,7 @@ CHANGES = {
 
 def converted(proto: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Return the model, checked, in another default opset; raise the error of the converter, or ModelError."""
-    own = _opset_of_proto(proto)
+    own = _opset_of_proto(require_whole(proto, "ONNX's converter of opsets"))
     affected = [node for graph in graphs_of(proto.graph) for node in graph.node if _changes(node, own, opset)]
     doubles = set[str]()
     if affected or own < CHANGES["Resize"] <= opset:

@@ -6,6 +6,7 @@ by their weights alone: fits share what was compiled for one of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
@@ -16,12 +17,19 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.serde as serde
 
+from .._ort.sessions import require_unchanged
+
 Dims: TypeAlias = "list[int | str | None]"
 
 
 def kind(node: ir.Node) -> str:
     """Return the operator type, with its domain in front unless it is ONNX's own."""
     return node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
+
+
+def is_in_file(value: ir.Value) -> bool:
+    """Return True if an initializer is a weight that stays in a file beside the model."""
+    return isinstance(value.const_value, ir.ExternalTensor)
 
 
 def node_label(node: ir.Node) -> str:
@@ -237,8 +245,11 @@ def _pieces(model: ir.Model, weights: Collection[str]) -> Iterable[bytes]:
         tensor = value.const_value
         if name in weights or tensor is None:
             continue
-        # Hash the content, also of a tensor in a file, because its path does not identify the content.
         yield f"{tensor.dtype} {list(tensor.shape)}".encode()
+        if isinstance(tensor, ir.ExternalTensor):  # more than 2 GiB: take the time of the file for its content
+            facts = require_unchanged(os.fspath(tensor.path))
+            yield f"{tensor.path} {tensor.offset} {tensor.length} {facts}".encode()
+            continue
         if tensor.dtype == ir.DataType.STRING:
             yield from (bytes(text) for text in tensor.numpy().ravel().tolist())
         else:

@@ -67,6 +67,9 @@ def widen(model: ir.Model) -> bool:
     """
     if not any(value.dtype in NARROW_TYPES for value in all_values(model)):
         return False
+    held = [value.const_value for value in all_values(model) if value.const_value is not None]
+    in_memory = sum(t.nbytes for t in held if t.dtype not in NARROW_TYPES and not isinstance(t, ir.ExternalTensor))
+    require_one_message(in_memory + sum(2 * t.nbytes for t in held if t.dtype in NARROW_TYPES), " in float32")
     model.meta[TYPES_OF_FILE] = {v.name: v.dtype.name for v in all_values(model) if v.dtype in NARROW_TYPES}
     kept = [v for v in model.graph.inputs if v.dtype in NARROW_TYPES]
     for value in (*model.graph.outputs, *all_values(model)):
@@ -92,7 +95,6 @@ def widen(model: ir.Model) -> bool:
             if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in NARROW_TYPES:
                 array = attribute.value.numpy().astype(np.float32)
                 node.attributes[attribute.name] = ir.AttrTensor(attribute.name, ir.tensor(array))
-    require_one_message(sum(v.const_value.nbytes for v in all_values(model) if v.const_value), " in float32")
 
     # Rewire consumers of the inputs to their rounded numbers.
     for value in kept:

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from .._importers.load import RESTORATIONS, record, restored, run_importers
 from .._importers.torch_parameters import own_names
 from .._ir.edits import keep_outputs
+from .._ir.files import require_whole
 from .._ir.opsets import readable
 from .._ir.queries import is_float, reaching
 from .._ir.shapes import infer_shapes
@@ -260,7 +261,8 @@ class TrainableModel:
     def __getstate__(self) -> dict[str, Any]:
         # running_statistics is a cache, and the reference is used only before training
         state = {name: value for name, value in vars(self).items() if name != "running_statistics"}
-        return {**state, "model": ir.to_proto(self.model).SerializeToString(), "reference": None}
+        proto = require_whole(ir.to_proto(self.model), "A pickle")
+        return {**state, "model": proto.SerializeToString(), "reference": None}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         model = readable(onnx.load_model_from_string(cast("bytes", state["model"])))

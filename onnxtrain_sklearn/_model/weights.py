@@ -187,7 +187,8 @@ class LowRank:
     sums : tuple of str
         The nodes that add the change.
     is_merged : bool
-        Whether predictions have the change merged into the matrix. False for a matrix of few bits, which stays.
+        Whether predictions have the change merged into the matrix. False for a matrix of few bits or in a file, which
+        stays.
     """
 
     matrix: str

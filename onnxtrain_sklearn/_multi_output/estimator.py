@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -401,7 +402,9 @@ class OrtGradientMultiOutput(GraphEstimator):
                 found[name] = _score(output_task, decoding, y[name], predicted[name], weights[name])
         return found
 
-    def to_onnx(self, *, raw_scores: bool = False, adapter: bool = False) -> onnx.ModelProto:
+    def to_onnx(
+        self, *, raw_scores: bool = False, adapter: bool = False, path: str | os.PathLike[str] | None = None
+    ) -> onnx.ModelProto:
         """Return the trained inference graph.
 
         Parameters
@@ -411,6 +414,9 @@ class OrtGradientMultiOutput(GraphEstimator):
         adapter : bool, default=False
             Whether the graph is the given model, in which what was trained are inputs with defaults, for the files of
             :meth:`save_adapter`. False: low-rank factors are merged into the matrices of the given graph.
+        path : str or path, default=None
+            File to write the graph to as well. A model above 2 GiB, whose weights no ModelProto can hold, needs it: its
+            weights go to a file ``<path>.data`` beside it, and the returned ModelProto refers to that file.
 
         Returns
         -------
@@ -421,7 +427,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         """
         if not isinstance(raw_scores, bool):
             raise ValueError(f"raw_scores must be True or False, got {raw_scores!r}.")
-        return self._exported(OutputOptions(raw_scores=raw_scores), adapter=adapter)
+        return self._exported(OutputOptions(raw_scores=raw_scores), adapter=adapter, path=path)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

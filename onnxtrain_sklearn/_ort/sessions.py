@@ -70,6 +70,64 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_sessions)
 
 
+_FOLDER_OPTION = "session.model_external_initializers_file_folder_path"
+_IN_PLACE = {
+    "session.disable_prepacking": "1",
+    "optimization.disable_specified_optimizers": "ConstantFolding",
+}
+"""Options without which onnxruntime copies weights: packed for its products, and transposed for gradients."""
+
+_files = dict[str, tuple[int, int]]()
+"""The files that graphs of this process name, with their sizes and times."""
+
+
+def reads_in_place() -> bool:
+    """Return True if sessions can read weights in files, which onnxruntime 1.20 and newer map into memory."""
+    return tuple(map(int, version().split(".")[:2])) >= (1, 20)
+
+
+def remember_file(path: str) -> None:
+    """Let graphs name a file of weights by its absolute path; ModelError if it has changed since another did."""
+    if path not in _files:
+        facts = os.stat(path)
+        _files[path] = facts.st_size, facts.st_mtime_ns
+    require_unchanged(path)
+
+
+def require_unchanged(path: str) -> tuple[int, int]:
+    """Return size and time of a file of weights; raise ModelError if they have changed since it was read first."""
+    facts = os.stat(path) if os.path.isfile(path) else None
+    found = None if facts is None else (facts.st_size, facts.st_mtime_ns)
+    if found is None or found != _files.get(path):
+        what = "is not there any more" if facts is None else "has changed since it was read"
+        raise ModelError(
+            f"The file {path!r}, which holds weights of the graph, {what}. Restore it, or give another model a file of "
+            f"another name."
+        )
+    return found
+
+
+def _with_files(model: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a graph that names its files relative to a folder, and the options that name the folder."""
+    if not any(os.fsencode(path) in model for path in _files):
+        return model, {}
+    proto = onnx.load_model_from_string(model)
+    places = [
+        entry
+        for tensor in proto.graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    ]
+    if not places:
+        return model, {}
+    folder = os.path.commonpath([os.path.dirname(entry.value) for entry in places])
+    for entry in places:
+        require_unchanged(entry.value)
+        entry.value = os.path.relpath(entry.value, folder)
+    return proto.SerializeToString(), {_FOLDER_OPTION: folder, **_IN_PLACE}
+
+
 def create_session(
     model: bytes, device: Device, *, threads: int = 1, options: Mapping[str, object] | None = None
 ) -> onnxruntime.InferenceSession:
@@ -78,7 +136,8 @@ def create_session(
     settings.log_severity_level = 4  # errors are raised
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
-    for name, value in {SPIN: SPIN_MICROSECONDS, **(options or {})}.items():
+    model, of_files = _with_files(model)
+    for name, value in {SPIN: SPIN_MICROSECONDS, **of_files, **(options or {})}.items():
         if name != LIBRARY_OPTION:
             set_option(settings, name, value)
     for path in libraries_of(options):

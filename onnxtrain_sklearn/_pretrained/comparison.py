@@ -412,7 +412,7 @@ def require_exact_import(
     model = without_program(reading.graph)
     if not isinstance(model, onnx.ModelProto | bytes | str) and not hasattr(model, "__fspath__"):
         return None
-    proto = without_zip_maps(read(model))
+    proto = without_zip_maps(read(model, in_place=True))
     if proto.ByteSize() > LARGEST:
         return FileComparison("it is larger than 2 GB")
     proto, without = in_predicting_form(proto)

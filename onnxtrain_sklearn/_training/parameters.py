@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import onnx_ir as ir
 
-from .._ir.queries import kind, operand
+from .._ir.limits import LARGEST_MESSAGE
+from .._ir.queries import is_in_file, kind, operand
 from .._model.constants import rounded
 from .._model.trainable import TrainableModel, why_quantized
-from .._model.weights import TRAINED_TYPES, factors_of_matrices, template_of
+from .._model.weights import TRAINED_TYPES, array_of, factors_of_matrices, template_of
 from .._utils.typing import DType
 from ..exceptions import InvalidParameterError, ModelError, nearest, warn
 from ..optimizers import BaseOptimizer, Optimizer, Parameter, Slot
@@ -353,7 +354,25 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
     """Return the model and the names of the parameters that ``trainable`` selects.
 
     A constant that was not recognized as a weight becomes a parameter of the model if ``trainable`` names it in full.
+    A frozen weight that stays in its file becomes a constant, which is never copied.
     """
+    graph, names = _selected(graph, trainable)
+    initializers, trained = template_of(graph.model).graph.initializers, set(names)
+    in_files = [name for name in graph.parameters if is_in_file(initializers[name])]
+    if not in_files:
+        return graph, names
+    size = sum(array_of(initializers[name]).nbytes for name in in_files if name in trained)
+    if size > LARGEST_MESSAGE:
+        raise ModelError(
+            f"The parameters to train have {size:,} bytes, and at most {LARGEST_MESSAGE:,} can be trained of a model "
+            f"above 2 GiB. Select fewer by trainable, or set adapters=LoRA(), which trains factors beside the matrices."
+        )
+    frozen = dict.fromkeys((n for n in in_files if n not in trained), "a frozen weight, which stays in its file")
+    kept = tuple(name for name in graph.parameters if name not in frozen)
+    return replace(graph, parameters=kept, constants={**graph.constants, **frozen}), names
+
+
+def _selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableModel, list[str]]:
     patterns = _patterns(trainable)
     initializers = template_of(graph.model).graph.initializers
     named = [name for name in patterns if isinstance(name, str) and name in graph.constants]
@@ -388,7 +407,7 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
                 f"trainable, or out of the targets of the adapters."
             )
         others = tuple(name for name in graph.parameters if name not in changed)
-        _, names = selected(replace(graph, parameters=others, low_rank=()), trainable)
+        _, names = _selected(replace(graph, parameters=others, low_rank=()), trainable)
         return graph, [name for name in graph.parameters if name in factors.union(names)]
 
     weights = graph.weights() if callable(trainable) else {}  # only a predicate reads the values, which may be large
