@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +64,8 @@ class Draw:
         """Scores a row."""
         if self.task == "multiclass":
             return len(LABELS)
-        return self.y.shape[1] if self.y.ndim == 2 else 1
+        k = self.y.shape[1] if self.y.ndim == 2 else 1
+        return self.parameters["loss"].n_scores(self.task, k)
 
     def model(self) -> onnx.ModelProto | MLP | Linear:
         if not self.given:
@@ -119,14 +121,15 @@ def drawn(number: int, engine: str = "portable") -> Draw:
     loss, settings = drawn_loss(dice, task)
     outputs = dice.one(1, 1, 2, 3)
     draw = Draw(
-        number, task, builder, {}, drawn_rows(rng, n, width), drawn_targets(rng, task, n, loss, outputs),
+        number, task, builder, {"loss": LOSSES[loss](**settings)},
+        drawn_rows(rng, n, width), drawn_targets(rng, task, n, loss, outputs),
         drawn_weights(dice, rng, n), given, given and engine == "portable" and dice.chance(0.5),
     )  # fmt: skip
     if dice.chance(0.3):
         rows, m = drawn_rows(rng, 6, width), 6
         y = drawn_targets(rng, task, m, loss, outputs)
         draw.validation = (rows, y, drawn_weights(dice, rng, m) if dice.chance(0.4) else None)
-    draw.parameters = {"loss": LOSSES[loss](**settings), "engine": engine, **drawn_parameters(dice, draw, engine)}
+    draw.parameters |= {"engine": engine, **drawn_parameters(dice, draw, engine)}
     draw.calls = drawn_calls(dice, draw.parameters)
     return draw
 
@@ -143,15 +146,16 @@ def drawn_builder(dice: Dice, engine: str) -> MLP | Linear:
     )  # fmt: skip
 
 
-# One score for each target, with labels in no order: the reference loop trains no others. tests/losses does.
-NAMES = (
-    "log_loss hinge squared_hinge modified_huber focal squared_error absolute_error huber quantile poisson gamma "
+# Labels in no order and plain targets: the reference loop trains no others. tests/losses does.
+OF_ONE_SCORE = (
+    "log_loss hinge squared_hinge modified_huber focal dice squared_error absolute_error huber quantile poisson gamma "
     "tweedie log_cosh elastic epsilon_insensitive"
 ).split()
+NAMES = [*OF_ONE_SCORE, "gaussian_nll", "laplace_nll", "quantiles", "negative_binomial"]
 
 
-def drawn_loss(dice: Dice, task: str) -> tuple[str, dict[str, float]]:
-    name = dice.one(*(name for name in NAMES if task in LOSSES[name].tasks))
+def drawn_loss(dice: Dice, task: str, names: Sequence[str] = NAMES) -> tuple[str, dict[str, float]]:
+    name = dice.one(*(name for name in names if task in LOSSES[name].tasks))
     return name, dice.one({}, *test_losses.VARIANTS.get(name, []))
 
 

@@ -249,6 +249,7 @@ class ReferenceLoop:
         if self.draw.task != "regression":
             return scores
         numbers = np.exp(scores) if self.loss.loss.link("regression") == "exp" else scores
+        numbers = numbers[:, : self.draw.encoded(self.draw.y).shape[1]]  # further scores are not predicted
         return self._clipped(numbers * self.scale + self.center)
 
     def _clipped(self, numbers: np.ndarray) -> np.ndarray:

@@ -75,7 +75,7 @@ def several_drawn(number: int, engine: str = "portable") -> SeveralDraw:
     n, tasks = dice.one(13, 21, 34), [dice.one(*draws.TASKS) for _ in range(dice.one(1, 2, 2, 3))]
     named = {f"output_{i}": task for i, task in enumerate(tasks)}
     columns = {name: 2 if task == "multilabel" else dice.one(1, 1, 2) for name, task in named.items()}
-    losses = {name: draws.drawn_loss(dice, task) for name, task in named.items()}
+    losses = {name: draws.drawn_loss(dice, task, draws.OF_ONE_SCORE) for name, task in named.items()}
 
     def targets(rows: int) -> Inputs:
         made = {o: draws.drawn_targets(rng, task, rows, losses[o][0], columns[o]) for o, task in named.items()}

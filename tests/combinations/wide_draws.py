@@ -149,7 +149,7 @@ def wide_drawn(number: int, engine: str = "portable") -> WideDraw:
     tasks = {"pipeline": draws.TASKS[:3], "probabilities": draws.TASKS[1:3]}
     task = dice.one(*tasks.get(kind, draws.TASKS))
     n = dice.one(13, 21, 34)
-    loss, settings = draws.drawn_loss(dice, task)
+    loss, settings = draws.drawn_loss(dice, task, draws.OF_ONE_SCORE)
     if kind == "pipeline":  # others are for other links
         loss, settings = ("huber" if task == "regression" else "log_loss"), {}
     outputs = dice.one(1, 1, 2)
