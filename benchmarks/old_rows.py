@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,30 @@ def numbers_of(name: str) -> tuple[np.ndarray, np.ndarray, bool]:
     return X, np.asarray(table.y)[:4000], table.classifies
 
 
-def scores(name: str, kind: str, n: int, seed: int) -> dict[str, float] | None:
-    """Return the score of each method; None if the rows lack a class."""
+@dataclass
+class Story:
+    """The rows that judge, and what each method predicts for them."""
+
+    y: np.ndarray
+    classes: np.ndarray | None
+    X: np.ndarray
+    predicted: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def predict(self, model: Any) -> np.ndarray:
+        """Return the numbers or the probabilities of the rows that judge."""
+        if self.classes is None:
+            return np.asarray(model.predict(self.X)).ravel()
+        return np.clip(model.predict_proba(self.X), 1e-7, 1)
+
+    def score(self, predicted: np.ndarray, rows: Any = slice(None)) -> float:
+        """Return R² or minus the log loss on some of the rows."""
+        if self.classes is None:
+            return float(r2_score(self.y[rows], predicted[rows]))
+        return -float(log_loss(self.y[rows], predicted[rows], labels=self.classes))
+
+
+def story(name: str, kind: str, n: int, seed: int) -> Story | None:
+    """Return the story of a table, a kind of model and a number of new rows; None if the rows lack a class."""
     X, y, classifies = numbers_of(name)
     rng = np.random.default_rng(seed)
     spreads = [len(np.unique(column)) for column in X.T]
@@ -77,23 +100,23 @@ def scores(name: str, kind: str, n: int, seed: int) -> dict[str, float] | None:
     if len(test) < 30 or (classifies and len(np.unique(y[new])) < len(np.unique(y))):
         return None
     model = clone(MODELS[kind][0 if classifies else 1]).fit(X[old], y[old])
-
-    def score(one: Any) -> float:
-        if classifies:
-            return -float(log_loss(y[test], np.clip(one.predict_proba(X[test]), 1e-7, 1), labels=one.classes_))
-        return float(r2_score(y[test], one.predict(X[test])))
-
+    found = Story(y[test], np.unique(y) if classifies else None, X[test])
     both = np.concatenate([old, np.repeat(new, max(1, len(old) // len(new)))])
-    found = {
-        "old": score(model),
-        "refit on new": score(clone(model).fit(X[new], y[new])),
-        "refit on both": score(clone(model).fit(X[both], y[both])),
+    found.predicted = {
+        "old": found.predict(model),
+        "refit on new": found.predict(clone(model).fit(X[new], y[new])),
+        "refit on both": found.predict(clone(model).fit(X[both], y[both])),
     }
     estimator = OrtGradientClassifier if is_classifier(model) else OrtGradientRegressor
-    found["without old rows"] = score(estimator(model, random_state=0).fit(X[new], y[new]))
-    tuned = estimator(model, random_state=0).fit(X[new], y[new], X_old=X[old], y_old=y[old])
-    found["with old rows"] = score(tuned)
+    for method, old_rows in (("without old rows", {}), ("with old rows", {"X_old": X[old], "y_old": y[old]})):
+        found.predicted[method] = found.predict(estimator(model, random_state=0).fit(X[new], y[new], **old_rows))
     return found
+
+
+def scores(name: str, kind: str, n: int, seed: int) -> dict[str, float] | None:
+    """Return the score of each method; None if the rows lack a class."""
+    found = story(name, kind, n, seed)
+    return None if found is None else {method: found.score(one) for method, one in found.predicted.items()}
 
 
 RIVALS = ("old", "refit on new", "refit on both")
