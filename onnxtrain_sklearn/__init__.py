@@ -3,6 +3,7 @@
 from ._utils import imports  # noqa: F401  # isort: skip  # before the packages that it prepares are imported
 from . import callbacks, graph, losses, schedules
 from ._data.inputs import Inputs
+from ._data.padded_rows import PaddedRows
 from ._data.row_blocks import RowBlocks
 from ._estimators.classifier import OrtGradientClassifier
 from ._estimators.regressor import OrtGradientRegressor
@@ -43,6 +44,7 @@ __all__ = [
     "OrtGradientClassifier",
     "OrtGradientMultiOutput",
     "OrtGradientRegressor",
+    "PaddedRows",
     "RMSprop",
     "RealMLP",
     "RealMLPClassifier",

@@ -19,6 +19,7 @@ ESTIMATORS = (
     "OrtGradientClassifier",
     "OrtGradientMultiOutput",
     "OrtGradientRegressor",
+    "PaddedRows",
     "RealMLPClassifier",
     "RealMLPRegressor",
     "TabMClassifier",

@@ -194,6 +194,7 @@ PUBLIC = {
     "RowBlocks",
     "Runtime",
     "Inputs",
+    "PaddedRows",
     "callbacks",
     "losses",
     "schedules",
