@@ -6,6 +6,7 @@ The docstrings list parameters one after the other, as numpydoc wants it.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -14,7 +15,7 @@ GROUPS = {
     "Model": "model loss trainable adapters variant embedding hidden_layer_sizes mini n_members n_ensembles",
     "Training": "optimizer learning_rate_init learning_rate batch_size max_iter shuffle drop_last alpha l1_ratio "
     "dropout dropout_schedule label_smoothing weight_decay tol n_iter_no_change early_stopping scoring "
-    "validation_split warm_start callbacks random_state",
+    "validation_split time_limit warm_start callbacks random_state",
     "Data and targets": "loss_weights ignore_label class_weight target_scaling clip_predictions categorical_features",
     "Fine-tuning": "finetune",
     "Runtime": "engine device runtime verbose",
@@ -55,7 +56,7 @@ def group_parameters(app: Sphinx, what: str, name: str, obj: object, options: ob
         entry.append(line)
     known = {one for names in GROUPS.values() for one in names.split()}
     if missing := items.keys() - known:
-        logger.warning("parameters of %s without a group: %s", name, ", ".join(sorted(missing)), type="groups")
+        logger.warning("parameters of %s that GROUPS of %s lacks: %s", name, Path(__file__).name, sorted(missing))
     lines[start:stop] = ["", *grouped(items)]
 
 
