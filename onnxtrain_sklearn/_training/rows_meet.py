@@ -9,8 +9,9 @@ would change results: a minibatch of another size gets a graph of its own, and s
 :func:`meeting_in` about any graph. First :mod:`.._model.batch_axis` follows the axis of the rows through the operators.
 Where it is not certain, :func:`meet_in_numbers` tries: it changes one row after the other, and if the results of other
 rows change, rows meet. They meet too if results change where rows are added, as those of a graph that divides by the
-number of rows. Graphs of equal structure share the answer. The losses of this package compute each row by itself; those
-of users are tried, unless the analysis is certain that rows meet in them.
+number of rows. Graphs of equal structure share the answer. Rows meet in losses that say so (``mixes_rows``). The other
+losses of this package compute each row by itself; those of users are tried, unless the analysis is certain that rows
+meet in them.
 """
 
 from __future__ import annotations
