@@ -316,3 +316,30 @@ def test_tab_separates_the_columns_of_tsv_files(tmp_path):
     (tmp_path / "table.csv").write_text("a,y\n1,2\n")
     with pytest.raises(ValueError, match="must have the same ending"):
         len(RowBlocks(tmp_path, target="y"))
+
+
+@pytest.mark.parametrize("name", ["dä ta[1]%20 #?.parquet", "new\nline.parquet", "*.parquet"])
+def test_names_of_files_are_taken_as_they_are(name, whole, tmp_path):
+    pq.write_table(whole, tmp_path / name, row_group_size=20)
+    pq.write_table(whole.slice(5), tmp_path / "other.parquet")
+    with RowBlocks(tmp_path / name, target="y", buffer_rows=160) as rows:
+        assert rows.n_rows == len(whole)
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_file_that_is_still_being_written_is_named(share, whole, tmp_path):
+    pq.write_table(whole, tmp_path / "one.parquet", row_group_size=20)
+    content = (tmp_path / "one.parquet").read_bytes()
+    (tmp_path / "two.parquet").write_bytes(content[: int(share * len(content))])
+    files = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match=r"two\.parquet cannot be read"):
+        len(RowBlocks(tmp_path, target="y", buffer_rows=160))
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+def test_labels_beyond_the_whole_numbers_of_float64_stay_apart(tmp_path):
+    labels = 2**53 + np.arange(40) % 2
+    pq.write_table(pa.table({"x": range(40), "y": labels}), tmp_path / "one.parquet", row_group_size=40)
+    for buffer_rows in (16, 400):  # copied, and read where they lie
+        with RowBlocks(tmp_path / "one.parquet", target="y", buffer_rows=buffer_rows) as rows:
+            assert np.concatenate([rows.targets(i)[0] for i in range(len(rows))]).tolist() == labels.tolist()
