@@ -224,6 +224,9 @@ def _require_classes(rows: np.ndarray, trained: np.ndarray, targets: Targets) ->
 def require_scorable(targets: Targets, weights: np.ndarray | None) -> None:
     """Raise if there are too few validation rows for R², which is undefined for a single row."""
     counted = len(targets.values) if weights is None else np.count_nonzero(weights)
+    if targets.task == "regression" and targets.label_mask is not None:
+        mask = targets.label_mask if weights is None else targets.label_mask[weights > 0]
+        counted = int(mask.sum(axis=0).max(initial=0))
     if targets.task == "regression" and counted < 2:
         raise ValueError(
             f"The validation set is too small: R² needs 2 rows of positive weight, X_val and y_val have {counted}."
@@ -274,6 +277,21 @@ def r2_of_rows(y: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None,
     """Return R² on validation rows: over all elements if the targets ``are_maps``, else the mean over the columns."""
     prediction = predicted.reshape(y.shape).astype(np.float64)
     return r2_of_maps(y, prediction, weights) if are_maps else r_squared(y, prediction, weights)
+
+
+def r2_in_part(values: np.ndarray, counted: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:
+    """Return the mean R² of the columns, each on the numbers of it that are ``counted``; one alone has no R²."""
+    if values.shape != predicted.shape:
+        raise ValueError(f"y has shape {values.shape}, but the predictions have {predicted.shape}.")
+    scores = []
+    for j, own in enumerate(counted.T):
+        rows = np.flatnonzero(own if weights is None else own & (weights > 0))
+        if len(rows) > 1:
+            some = None if weights is None else weights[rows]
+            scores.append(r_squared(values[rows, j], predicted[rows, j], some))
+    if not scores:
+        raise ValueError("R² needs 2 numbers of an output, and no column of y has them.")
+    return float(np.mean(scores))
 
 
 def r_squared(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:

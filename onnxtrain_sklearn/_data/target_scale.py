@@ -6,12 +6,13 @@ and then calls :func:`scale_of`. :func:`target_range` computes the range, which 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .._model.links import TargetScaling
 from .._utils.typing import DType
+from .class_weight import given_weights
 from .columns import COARSE, warn_of_steps
 from .statistics import Extremes, Moments
 from .targets import Targets
@@ -51,7 +52,22 @@ def target_scale(
     weights = None if weights is None else weights[rows]
     if method == "mean" and not centered:
         return None
+    if targets.label_mask is not None:
+        # Each column by the numbers that it has, which weigh as much as the rows by themselves.
+        own = targets.take(rows)
+        given = None if weights is None else given_weights(own, weights)
+        columns = [
+            target_scale(method, _column(own, j), np.flatnonzero(targets.label_mask[rows, j]), given, centered=centered)
+            for j in range(values.shape[1])
+        ]
+        center, scale = (np.concatenate([getattr(one, name) for one in columns]) for name in ("center", "scale"))
+        return TargetScale(method, center, scale)
     return scale_of(method, target_moments(method, centered=centered).update(values, weights))
+
+
+def _column(targets: Targets, j: int) -> Targets:
+    """Return the numbers of one output."""
+    return replace(targets, values=targets.values[:, [j]], label_mask=None)
 
 
 def target_moments(method: TargetScaling, *, centered: bool) -> Moments:

@@ -30,6 +30,7 @@ from sklearn.utils.validation import check_non_negative
 from .._model.declared_targets import DeclaredTargets
 from .._model.links import Task
 from .._utils.typing import SparseLike
+from ..exceptions import warn
 from .columns import require_no_times, require_unmasked
 
 Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
@@ -55,8 +56,8 @@ class Targets:
     label_weights : ndarray of shape (n_classes,), or None
         Weights of the labels at positions by class; None if there are no positions.
     label_mask : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
-        True for labels that count; None if all do. A label that does not count has the value -1 if rows have several
-        labels, and an arbitrary value if they have one.
+        True for labels and numbers that count; None if all do. A label that does not count has the value -1 if rows
+        have several labels, and an arbitrary value if they have one; a missing number is NaN.
     soft : bool
         True if ``values`` are the shares of the classes in each row, (n_samples, n_classes) of float.
     declared : DeclaredTargets or None
@@ -80,12 +81,12 @@ class Targets:
 
     @property
     def content(self) -> np.ndarray | dict[str, np.ndarray]:
-        """``values``, or the targets that the loss declares by name."""
-        return self.values if self.declared is None else self.declared.arrays(self.values)
+        """``values`` with missing numbers filled (:func:`filled_numbers`), or what the loss declares, by name."""
+        return filled_numbers(self) if self.declared is None else self.declared.arrays(self.values)
 
     @property
     def lacks_labels(self) -> bool:
-        """True if a row has several labels and some of them are ignored."""
+        """True if a row has several labels or numbers and some of them are ignored, or missing."""
         return self.label_mask is not None and self.label_mask.ndim == 2 and not self.label_mask.all()
 
     @property
@@ -100,9 +101,18 @@ class Targets:
         return self.values if one_label else None
 
 
-def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
-    """Return numbers as targets, with a column for each output; ``allow_nd`` admits rows of several axes."""
+def regression_targets(y: ArrayLike, *, allow_nd: bool = False, allow_missing: bool = False) -> Targets:
+    """Return numbers as targets, with a column for each output; ``allow_nd`` admits rows of several axes.
+
+    ``allow_missing`` admits missing numbers (NaN or None) if a row has several numbers in one axis.
+    """
     require_unmasked(y, "y")
+    if allow_missing and (found := numbers_in_part(y)) is not None:
+        values, counted = found
+        lacking = np.flatnonzero(~counted.any(axis=0))
+        if len(lacking):
+            raise ValueError(f"Input y contains NaN: column {lacking[0]} of y has no number. Leave the column out.")
+        return Targets(values, "regression", values.shape[1], label_mask=counted)
     require_present(y)
     array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y", allow_nd=allow_nd))
     if array.dtype.kind in "mM":
@@ -120,6 +130,62 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False) -> Targets:
         columns = columns if columns.dtype == np.float32 else columns.astype(np.float64)
         return Targets(columns, "regression", columns.shape[1], row_shape=array.shape[1:])
     return Targets(columns.astype(np.float64), "regression", columns.shape[1])
+
+
+# Missing numbers in rows of several numbers. The others *count*, and a row weighs as much as the share of them: the
+# weighted mean over rows of the mean over each row's numbers then equals the mean over all numbers that count.
+
+
+def numbers_in_part(y: ArrayLike) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return numbers (n_samples, n_outputs) of which some are missing (NaN), and the mask of the others.
+
+    None if no number is missing, or if ``y`` is no matrix of several columns of numbers.
+    """
+    if sp.issparse(y):
+        return None
+    try:
+        array = np.asarray(y)
+    except ValueError:  # rows of different lengths, which are refused elsewhere
+        return None
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "fO":
+        return None
+    if array.dtype == object:
+        missing = np.array([is_missing(value) for value in array.ravel()], bool).reshape(array.shape)
+        try:
+            array = np.where(missing, np.nan, array).astype(np.float64)
+        except (ValueError, TypeError):  # texts, which are refused elsewhere
+            return None
+    if not np.isnan(array).any():
+        return None
+    values = np.asarray(
+        check_array(array, dtype=np.float64, ensure_all_finite="allow-nan", input_name="y", ensure_min_features=2)
+    )
+    return values, ~np.isnan(values)
+
+
+def filled_numbers(targets: Targets) -> np.ndarray:
+    """Return numbers, in which the mean of the output replaces those that are missing."""
+    mask = targets.label_mask
+    if mask is None or targets.task != "regression":
+        return targets.values
+    counts = mask.sum(axis=0)
+    if not counts.all():
+        raise ValueError(f"Input y contains NaN: none of these rows has a number in column {np.argmin(counts)} of y.")
+    return np.where(mask, targets.values, np.nanmean(targets.values, axis=0))
+
+
+def require_all_numbers(targets: Targets, reader: str) -> None:
+    """Raise if numbers are missing; ``reader`` names what cannot leave them out."""
+    if targets.task == "regression" and targets.lacks_labels:
+        raise ValueError(f"Input y contains NaN. {reader} takes no missing numbers: leave these rows out.")
+
+
+def warn_of_empty_rows(targets: Targets) -> None:
+    """Warn of rows of which all targets are missing."""
+    if targets.task == "regression" and targets.lacks_labels:
+        empty = len(targets.values) - len(rows_with_labels(targets))
+        if empty:
+            warn(f"{empty} of {len(targets.values)} rows of y have no number, and are left out.")
 
 
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:

@@ -76,7 +76,14 @@ def training_examples(
     decoding, known = (None, known) if resumed is None else (resumed.decoding, resumed.decoding.classes)
     n_rows = _count_of_rows(columns, specs, call.y)
     found = weighted_targets(
-        output_task, n_rows, call.y, call.sample_weight, known, decoding, at_positions=at_positions
+        output_task,
+        n_rows,
+        call.y,
+        call.sample_weight,
+        known,
+        decoding,
+        at_positions=at_positions,
+        allow_missing=call.stream is None,
     )
     return Examples(columns, *found)
 
@@ -89,7 +96,14 @@ def validation_examples(
     columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
     n_rows, decoding = _count_of_rows(columns, state.graph.inputs, y), state.decoding
     found = weighted_targets(
-        estimator._output_task(), n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
+        estimator._output_task(),
+        n_rows,
+        y,
+        sample_weight,
+        decoding.classes,
+        decoding,
+        at_positions=False,
+        allow_missing=True,
     )
     return Examples(columns, *found)
 

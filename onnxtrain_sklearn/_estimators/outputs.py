@@ -27,7 +27,7 @@ from .._data.class_weight import (
     weights_of_masked,
 )
 from .._data.declared_targets import declared_targets
-from .._data.held_out import accuracy, r2_of_rows
+from .._data.held_out import accuracy, r2_in_part, r2_of_rows
 from .._data.targets import (
     Classes,
     Targets,
@@ -46,6 +46,7 @@ from .._data.targets import (
     soft_targets,
     sorted_classes,
     validation_accuracy,
+    warn_of_empty_rows,
 )
 from .._fitted.fitted_model import FittedModel, listed
 from .._inference.graph import Decoding
@@ -175,6 +176,9 @@ class NumberTask(OutputTask):
 
     def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         """Return R² on validation rows."""
+        if targets.label_mask is not None:
+            given = None if weights is None else given_weights(targets, weights)
+            return r2_in_part(targets.values, targets.label_mask, predicted, given)
         return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
 
 
@@ -225,10 +229,12 @@ def weighted_targets(
     decoding: Decoding | None,
     *,
     at_positions: bool,
+    allow_missing: bool = False,
 ) -> tuple[Targets, np.ndarray | None]:
     """Return checked targets of ``n_rows`` rows, and their weights, which are None if all are one.
 
     Targets must match ``decoding``, the decoding of the first call; it is None in the first call itself.
+    ``allow_missing`` admits missing numbers in rows of several.
     """
     declared = output_task.declared
     if declared is not None:
@@ -246,9 +252,13 @@ def weighted_targets(
         counts = sums if kind == "counts" else None
         return weighted_shares(targets, counts, sample_weight, output_task.class_weight)
     has_positions = at_positions or (decoding is not None and decoding.positions is not None)
-    targets = (
-        position_targets(y, classes, output_task.ignore_label) if has_positions else output_task.encode(y, classes)
-    )
+    if has_positions:
+        targets = position_targets(y, classes, output_task.ignore_label)
+    elif allow_missing and not output_task.classifies:
+        targets = regression_targets(y, allow_nd=True, allow_missing=True)
+        warn_of_empty_rows(targets)
+    else:
+        targets = output_task.encode(y, classes)
     _require_rows(n_rows, targets)
     if has_positions:
         return weighted_positions(targets, sample_weight, output_task.class_weight)

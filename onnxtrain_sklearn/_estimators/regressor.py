@@ -13,8 +13,8 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.held_out import r2_of_maps
-from .._data.targets import without_missing
+from .._data.held_out import r2_in_part, r2_of_maps
+from .._data.targets import checked_weights, numbers_in_part, without_missing
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import Predictions, TableLike
@@ -125,6 +125,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         y = scored_targets(self, y, sample_weight)
         if self._state.graph.is_whole:
             y, sample_weight = without_missing(y, sample_weight)
+        if not self._state.decoding.row_shape and (found := numbers_in_part(y)) is not None:
+            weights = None if sample_weight is None else checked_weights(sample_weight, len(found[0]))
+            return r2_in_part(*found, self.predict(X), weights)
         if not self._state.decoding.row_shape:
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)

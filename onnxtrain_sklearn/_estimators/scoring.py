@@ -377,6 +377,8 @@ def validation(
             )
     elif held_out is not None:
         scored = scored_rows(state, examples, held_out, call)
+        if scored.targets.lacks_labels:
+            require_scorable(scored.targets, scored.weights)
     else:
         require_no_scoring(estimator, call)
         return None, None
@@ -508,8 +510,9 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
         scoring = FlatScorer(estimator, scoring, targets, weights)
     if isinstance(scoring, str) and targets.lacks_labels:
         raise ValueError(
-            f"scoring={scoring!r} cannot leave out single labels of a row, which are ignored here (ignore_label). Take "
-            f"a function (estimator, X, y) -> float, or None, for the accuracy of the labels that count."
+            f"scoring={scoring!r} cannot leave out single labels of a row, which are ignored here (ignore_label), or "
+            f"missing numbers. Take a function (estimator, X, y) -> float, or None, for the accuracy, or R², of those "
+            f"that count."
         )
     if weights is not None and (targets.has_positions or targets.lacks_labels):
         weights = given_weights(targets, weights)

@@ -13,7 +13,10 @@ import numpy as np
 from .._data.batches import ArrayBatches
 from .._data.columns import warn_of_rounding
 from .._data.target_scale import require_in_range, target_range, warn_of_equal_targets
-from .._data.targets import SeveralTargets
+from .._data.targets import (
+    SeveralTargets,
+    filled_numbers,
+)
 from .._fitted.fitted_model import FittedModel, sample_rows
 from .._inference.graph import Decoding
 from .._ir.protobuf import from_bytes, to_proto
@@ -190,7 +193,7 @@ def check_state(
     require_no_nan(context.estimator, state, columns)
     if examples.targets.task != "regression":
         return scores
-    targets, dtype = examples.targets.values, state.trained_form.dtype
+    targets, dtype = filled_numbers(examples.targets), state.trained_form.dtype
     stream, scale = context.call.stream, context.target_scale
     clips = bool(getattr(context.estimator, "clip_predictions", False))
     if examples.targets.declared is not None:
@@ -204,7 +207,8 @@ def check_state(
 
     # The range of all targets trained on so far. It is set after the comparison, which needs unclipped predictions.
     earlier = None if context.resumed is None else context.resumed.decoding.target_range
-    values = targets[context.split.of(examples)[0]] if stream is None else stream.range
+    trained = examples.targets.take(context.split.of(examples)[0])
+    values = filled_numbers(trained) if stream is None else stream.range
     shifts = getattr(context.config.builder, "fit_intercept", True)
     found = target_range(earlier, values, clips=clips, holds_constants=shifts and scale is not None)
     state.decoding = with_attributes(state.decoding, target_range=found)

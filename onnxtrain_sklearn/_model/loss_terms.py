@@ -46,6 +46,7 @@ def append_loss(
     link: Link,
     groups: Sequence[int] = (),
     ignores: bool = False,
+    numbers: bool = False,
 ) -> ir.Value:
     """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 if all weights are zero.
 
@@ -55,12 +56,13 @@ def append_loss(
 
     ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
     With ``ignores``, labels with the target -1 are ignored: the loss of a row is the mean over its other labels, or 0
-    if there are none.
+    if there are none. If the targets are ``numbers``, those that are NaN are ignored.
     """
     if isinstance(y, Mapping):
         rows, columns = _row_losses(op, loss, scores, y, link)
     else:
-        rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, ignores=ignores)
+        given = {"ignores": ignores, "numbers": numbers}
+        rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, **given)
     return weighted_row_mean(op, rows, sample_weight, columns)
 
 
@@ -74,13 +76,14 @@ def row_means(
     link: Link,
     groups: Sequence[int] = (),
     ignores: bool = False,
+    numbers: bool = False,
 ) -> ir.Value:
     """Emit the loss of each row as a column (N, 1), the mean over its columns or labels.
 
     The operands are those of :func:`append_loss`. Losses are not multiplied by ``weight``: a weight of zero only keeps
     the loss of its row finite.
     """
-    rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups, ignores=ignores)
+    rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups, ignores=ignores, numbers=numbers)
     return rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns)
 
 
@@ -157,21 +160,25 @@ def _losses_of_rows(
     groups: Sequence[int],
     *,
     ignores: bool,
+    numbers: bool,
 ) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
     if ignores:
         # Take the mean of each row over the labels that are not ignored. For ignored labels, whose targets are -1, set
-        # scores and targets to 0, so that the loss is finite.
-        counted = op.Cast(op.Greater(y, -0.5), to=op.dtype)
-        scores, y = op.Mul(scores, counted), op.Mul(y, counted)
+        # scores and targets to 0, so that the loss is finite; for missing numbers, set the target to 1, which all
+        # losses accept. A loss may have more scores than numbers: they stay, because each belongs to one number.
+        there = op.Equal(y, y) if numbers else op.Greater(y, -0.5)  # NaN differs from itself
+        counted = op.Cast(there, to=op.dtype)
+        scores = op.Mul(scores, counted) if op.shape(scores) == op.shape(y) else scores
+        y = op.Where(there, y, np.ones((), op.dtype.numpy())) if numbers else op.Mul(y, counted)
         find = _group_losses if groups else _row_losses
         rows, columns = find(op, loss, scores, y, link, *([groups] if groups else []))
-        labels = len(groups) or (op.shape(scores) or (0, 0))[1]
+        labels = len(groups) or (op.shape(y) or (0, 0))[1]
         if columns != labels:
             raise ModelError(
-                f"{type(loss).__name__} gives one loss for all {labels} labels of a row, so labels of y that do not "
-                f"count (ignore_label) would affect it: return a loss for each label, (N, {labels}), or leave these "
-                f"rows out."
+                f"{type(loss).__name__} gives one loss for all {labels} labels or numbers of a row, so those of y that "
+                f"do not count (ignore_label, NaN) would affect it: return a loss for each, (N, {labels}), or leave "
+                f"these rows out."
             )
         if groups:
             counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)

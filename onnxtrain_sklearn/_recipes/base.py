@@ -31,11 +31,20 @@ from .._data.held_out import (
     ValidationSplit,
     faults_of_validation_data,
     is_share,
+    r2_in_part,
     require_group_reader,
     share_of_blocks,
 )
 from .._data.inputs import prediction_type
-from .._data.targets import Targets, class_targets, regression_targets
+from .._data.targets import (
+    Targets,
+    checked_weights,
+    class_targets,
+    numbers_in_part,
+    regression_targets,
+    rows_with_labels,
+    warn_of_empty_rows,
+)
 from .._estimators.call import generator_of, optional_data
 from .._estimators.fit import raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
@@ -267,6 +276,11 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
         weights = row_weights(sample_weight, targets, self.class_weight)
+        if targets.lacks_labels:
+            warn_of_empty_rows(targets)
+            filled = np.zeros(len(targets.values))
+            filled[rows_with_labels(targets)] = 1.0
+            weights = filled if weights is None else weights * filled
         return TableExamples(table, categorical, targets, weights, RowsToSplit(X, y, groups))
 
     def _train(
@@ -612,10 +626,13 @@ class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
         y = scored_targets(self, y, sample_weight)
+        if (found := numbers_in_part(y)) is not None:
+            weights = None if sample_weight is None else checked_weights(sample_weight, len(found[0]))
+            return r2_in_part(*found, np.asarray(self.predict(X)), weights)
         return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:
-        return regression_targets(y)
+        return regression_targets(y, allow_missing=True)
 
 
 _CLASSES = """\

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_consistent_length
 
 from .._data.class_weight import weights_of_classes
 from .._data.held_out import RowsToSplit, ValidationSplit, is_share, named_splits
-from .._data.targets import Targets
+from .._data.targets import Targets, require_all_numbers
 from .._estimators.call import digest_of_targets
 from .._estimators.files import exported_training, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
@@ -507,6 +507,7 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
     table = read_table(recipe, X, reset=True)
     warn_of_columns(table, recipe.categorical_features)
     targets = recipe._encode(y)
+    require_all_numbers(targets, "An exported training")
     check_consistent_length(table.columns[0], targets.values)
     categorical = categorical_columns(table, recipe.categorical_features)
     examples = TableExamples(table, categorical, targets, None, RowsToSplit(X, y))

@@ -24,7 +24,7 @@ from .._data.class_weight import balanced_labels, balanced_weights, require_usab
 from .._data.columns import as_frame
 from .._data.inputs import warn_of_texts
 from .._data.statistics import LabelCounts
-from .._data.targets import Targets, checked_weights
+from .._data.targets import Targets, checked_weights, require_all_numbers
 from .._estimators.streams import (
     block_parts,
     bytes_of_blocks,
@@ -135,6 +135,7 @@ class BlockExamples:
                     labels_by_block[i] = LabelCounts().update(columns[0])
                 else:
                     targets = recipe._encode(y)
+                    require_all_numbers(targets, "A table of more than buffer_rows rows")
                     self._block_means[i] = float(np.mean(targets.values))
         # The check reads the largest weight and the sum, which these two numbers have in common with all rows.
         require_usable_weights(np.array([largest, max(0.0, total - largest)]))

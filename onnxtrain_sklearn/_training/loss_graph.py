@@ -116,8 +116,17 @@ def _mean_loss(
         loss = LossOfLabels(settings.loss)
     elif of_indices:
         y = one_hot(op, y, settings.n_columns, op.dtype, ignores=settings.positions is not None)
-    parts = {"scores": scores, "y": y, "sample_weight": sample_weight}
-    return append_loss(op, loss, **parts, link=settings.link, groups=settings.groups, ignores=settings.ignores)
+    return append_loss(
+        op,
+        loss,
+        scores=scores,
+        y=y,
+        sample_weight=sample_weight,
+        link=settings.link,
+        groups=settings.groups,
+        ignores=settings.ignores,
+        numbers=settings.task == "regression",
+    )
 
 
 def _mean_loss_of_declared(
@@ -340,7 +349,8 @@ def _row_losses(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value
     elif one.task == "multiclass":  # the matrix of targets holds class indices as floats, which are exact
         y = op.Cast(op.Equal(y, np.arange(one.n_scores, dtype=op.dtype.numpy())), to=op.dtype)
     parts = {"scores": scores, "y": y, "weight": weight}
-    return row_means(op, loss, **parts, link=one.link, groups=one.groups, ignores=one.ignores)
+    numbers = one.task == "regression"
+    return row_means(op, loss, **parts, link=one.link, groups=one.groups, ignores=one.ignores, numbers=numbers)
 
 
 # Losses of many classes from class indices: one-hot rows would take more memory than the scores themselves.

@@ -380,13 +380,13 @@ def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
     name, advice = type(settings.loss).__name__, "Leave these rows out, or take a loss of single labels."
     if rows_meet_in_loss(settings, dtype):
         raise ModelError(
-            f"Rows meet in the loss {name}, and some labels of rows do not count (ignore_label): they would meet the "
-            f"others. {advice}"
+            f"Rows meet in the loss {name}, and some labels or numbers of rows do not count (ignore_label, NaN): they "
+            f"would meet the others. {advice}"
         )
     if not settings.groups and _labels_meet(replace(settings, ignores=False), dtype):
         raise ModelError(
-            f"In the loss {name} the labels of a row meet, and some of them do not count (ignore_label): the losses of "
-            f"the others would depend on them. {advice}"
+            f"In the loss {name} the labels or numbers of a row meet, and some of them do not count (ignore_label, "
+            f"NaN): the losses of the others would depend on them. {advice}"
         )
 
 
@@ -395,12 +395,22 @@ def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
     model, ends = _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)
     model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
     session = sessions.create_session(to_proto(model).SerializeToString(), devices.resolve_device())
-    shape, names = (TRIED_ROWS, settings.n_scores), [value.name or "" for value in ends]
+    names, width = [value.name or "" for value in ends], settings.n_columns
+    if settings.n_scores % width:
+        return True  # which scores belong to a number is not known
+    times = settings.n_scores // width
     for trial in range(4):
         rng = np.random.RandomState(trial)
-        drawn = [(rng.normal(0, 2, shape).astype(dtype), rng.randint(0, 2, shape).astype(dtype)) for _ in range(2)]
-        changed = rng.permutation(settings.n_scores) % 2 == 0
-        pairs = [drawn[0], tuple(np.where(changed, b, a) for a, b in zip(*drawn, strict=True))]
+        drawn = [
+            (rng.normal(0, 2, (TRIED_ROWS, times * width)).astype(dtype), rng.randint(0, 2, (TRIED_ROWS, width)))
+            for _ in range(2)
+        ]
+        drawn = [(scores, y.astype(dtype)) for scores, y in drawn]
+        changed = rng.permutation(width) % 2 == 0
+        pairs = [
+            drawn[0],
+            tuple(np.where(np.tile(changed, n), b, a) for n, a, b in zip((times, 1), *drawn, strict=True)),
+        ]
         feeds = [{"scores": scores, TARGET: y, WEIGHT: np.ones(TRIED_ROWS, dtype)} for scores, y in pairs]
         first, second = (np.asarray(sessions.run_session(session, names, one)[0])[:, ~changed] for one in feeds)
         if not np.allclose(first, second, rtol=1e-5, atol=1e-6, equal_nan=True):

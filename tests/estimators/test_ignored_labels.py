@@ -254,7 +254,7 @@ class Single(PerRow):
     ("loss", "message"),
     [
         (PerRow(), r"PerRow gives one loss for all 3 labels.*\(N, 3\)"),
-        (Compared(), "In the loss Compared the labels of a row meet"),
+        (Compared(), "In the loss Compared the labels or numbers of a row meet"),
         (Ranked(), "Rows meet in the loss Ranked, and some labels"),
     ],
 )
