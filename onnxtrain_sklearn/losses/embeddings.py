@@ -123,7 +123,7 @@ class Triplet(Loss):
     >>> from onnxtrain_sklearn import OrtGradientRegressor
     >>> from onnxtrain_sklearn.losses import Triplet
     >>> X, y = load_digits(return_X_y=True)
-    >>> net = OrtGradientRegressor(loss=Triplet("soft", dimension=2), max_iter=5, tol=0.1, random_state=0)
+    >>> net = OrtGradientRegressor(loss=Triplet("soft", dimension=2), tol=0.2, n_iter_no_change=2, random_state=0)
     >>> net.fit(X / 16, y).predict(X[:3] / 16).shape
     (3, 2)
     """
