@@ -282,6 +282,8 @@ def _name_file(tensor: onnx.TensorProto, folder: str) -> None:
     path = os.path.realpath(os.path.join(folder, place.get("location", "")))
     if os.path.commonpath([path, os.path.realpath(folder)]) != os.path.realpath(folder) or not os.path.isfile(path):
         raise _misplaced(tensor, f"the file {_short(path)!r} is not in the folder {_short(folder)!r}")
+    if os.stat(path).st_nlink > 1:
+        raise _misplaced(tensor, f"the file {_short(path)!r} has hard links, which may lead out of the folder: copy it")
     del tensor.external_data[:]
     for key, value in {"location": path, "offset": place.get("offset", "0"), "length": str(_size(tensor))}.items():
         tensor.external_data.add(key=key, value=value)

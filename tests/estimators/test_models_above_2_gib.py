@@ -177,6 +177,12 @@ def test_weights_outside_of_the_folder_are_refused(path, tmp_path):
         fitted(path, trainable="head_*")
 
 
+def test_hard_links_are_refused(path, tmp_path):
+    os.link(path.parent / "model.weights", tmp_path / "secret")
+    with pytest.raises(ModelError, match="has hard links"):
+        fitted(path, trainable="head_*")
+
+
 def test_other_functions_name_the_way(path, monkeypatch):
     monkeypatch.setattr(limits, "LARGEST_MESSAGE", 100_000)
     with pytest.raises(ModelError, match="Give an estimator the path"):
