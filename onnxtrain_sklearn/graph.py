@@ -1,8 +1,8 @@
-"""The graph builder, through which losses, optimizers and graph builders emit ONNX operators.
+"""The emitter of ONNX operators, :class:`GraphBuilder`, for losses, optimizers and builders of networks.
 
-Losses and optimizers receive a :class:`GraphBuilder` as ``op``. A graph builder, an object with a method ``build``,
-makes one for its own graph. Values are :class:`onnx_ir.Value`; an :data:`Operand` is anything that an operator accepts.
-:func:`stop_gradient` makes the gradient treat a value as a constant.
+Losses and optimizers receive a GraphBuilder as ``op``. A builder of networks, an object with a method ``build`` such as
+:class:`.MLP`, makes one for its own graph. Values are :class:`onnx_ir.Value`; an :data:`Operand` is anything that an
+operator accepts. :func:`stop_gradient` makes the gradient treat a value as a constant.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ Setting: TypeAlias = "Operand | str | Sequence[str] | ir.TensorProtocol | ir.Gra
 """A keyword argument of an emitted operator: an attribute, or an input by its name."""
 
 _SINGLE_TYPES = {"tensor(int64)": ir.DataType.INT64, "tensor(bool)": ir.DataType.BOOL}
+"""Types that schemas name for an output itself, or as the only type of a type parameter: its element type is known."""
 
 
 PYTHON = (

@@ -304,7 +304,7 @@ class CosineLog(Planned):
     0.93
     """
 
-    name = "coslog4"
+    name = "coslog4"  # the published name, for four cycles, the default
     valid: ClassVar[Rules] = {**Planned.valid, "cycles": (Range(Integral, 1, 50, closed="both"),)}
 
     def __init__(self, total_steps: int | None = None, cycles: int = 4) -> None:

@@ -122,7 +122,10 @@ class Paths:
         *,
         whole: bool = True,
     ) -> np.ndarray:
-        """Return the weights that minimize the loss plus the pull; the search scales the weights by the metric."""
+        """Return the parameters that minimize the loss plus the pull, of rows that count by ``weights``.
+
+        The search scales the parameters by the metric.
+        """
         scale, highest = 1 / np.sqrt(self._metric), sys.float_info.max / OUT_OF_DOMAIN
 
         def loss(u: np.ndarray) -> tuple[float, np.ndarray]:

@@ -134,7 +134,7 @@ class BlockRows:
         return _joined([self.part(filled[place]) for place in places])
 
     def evenly_spaced(self, most: int) -> Rows:
-        """Return every second row, or third, ..., so that they are at most so many."""
+        """Return every k-th row, for the smallest k with at most ``most`` rows."""
         step, skip, parts = -(-self.n_rows // most), 0, list[Rows]()
         for one in self.parts():
             parts.append(Rows(one.frame.iloc[skip::step].copy(), one.y[skip::step].copy()))  # views would hold all

@@ -410,7 +410,7 @@ FUNCTIONS: dict[str, ElementFunction[...]] = {
 """The function of each ONNX operator; attributes are keyword arguments with the names and defaults of ONNX."""
 
 
-# --- Operators of several operands, and of truth values ---
+# Operators of several operands, and of truth values.
 
 
 EmitElements: TypeAlias = Callable[..., str]

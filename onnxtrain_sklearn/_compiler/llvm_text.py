@@ -160,7 +160,7 @@ class Text:
         self._block = after
 
 
-# --- Formulas that write their instructions ---
+# Formulas that write their instructions.
 #
 # An operator of :class:`Floats` adds one instruction, for a number or for a vector. Every operation rounds as IEEE 754
 # says, so a number has the same result alone and in a vector of any width.
@@ -333,7 +333,7 @@ class Words:
         return self.like(self.text.value(f"{instruction} {integers(self.width)} {self.name}, {operand}"))
 
 
-# --- Lanes of registers ---
+# Lanes of registers.
 
 
 Join: TypeAlias = Callable[[Text, str, str, int], str]

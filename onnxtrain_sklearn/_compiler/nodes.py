@@ -254,7 +254,7 @@ def _batch_normalization(plan: FunctionPlan, node: ir.Node) -> View:
     return plan.elementwise(EMIT["Add"], [scaled, bias])
 
 
-# --- Selections: constant indices become views, or copies of a few runs; computed ones are checked in each run ---
+# Selections: constant indices become views, or copies of a few runs; computed ones are checked in each run.
 
 
 MOST_RUNS = 6
@@ -420,7 +420,7 @@ def _indicators_at(plan: FunctionPlan, node: ir.Node) -> View:
     return plan.elementwise(EMIT["Where"], [chosen, on, off])
 
 
-# --- Integers, which are held as float32: exact below 2**24, rounded once from there on ---
+# Integers, which are held as float32: exact below 2**24, rounded once from there on.
 #
 # Operators that move integers move rounded ones just as well. Sums and products need exact operands. Comparisons need
 # only that two equal numbers are below 2**24: integers that are rounded to different numbers compare as these do.

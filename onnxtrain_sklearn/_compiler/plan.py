@@ -182,7 +182,7 @@ def _require_numbers(value: ir.Value) -> None:
         raise NotCompiledError(f"{value.name!r} has the type {value.dtype}, not float32")
 
 
-# --- Operands of nodes, for the modules that translate them ---
+# Operands of nodes, for the modules that translate them.
 
 
 def first_operand(node: ir.Node) -> ir.Value:
@@ -213,7 +213,7 @@ def loaded(plan: FunctionPlan, view: View) -> View:
     return view if view.buffer.number is None else plan.copy(view)
 
 
-# --- Memory: a buffer reuses the place of buffers that no later stage reads ---
+# Memory: a buffer reuses the place of buffers that no later stage reads.
 
 
 LINE = 16

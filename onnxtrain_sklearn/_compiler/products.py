@@ -429,11 +429,8 @@ class _ProductWriter:
         blocks += [_Groups(1, rest, whole * size)] if whole and rest else []
         for block in blocks:
             for position in self._steps(block):
-                a, b, first = (
-                    self._at(left, 0, position),
-                    self._at(right, position, 0),
-                    result if block.start else start,
-                )
+                a, b = self._at(left, 0, position), self._at(right, position, 0)
+                first = result if block.start else start
                 last, row = block.size % lanes, 0
                 end = block.size - (last or lanes)
                 for rows in (8 // (1 + (n > 1)), 4, 2, 1):  # powers of two, with at most 12 sums in registers

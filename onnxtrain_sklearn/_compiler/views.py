@@ -116,7 +116,7 @@ def merged_axes(shape: Shape, strides: Sequence[Shape]) -> tuple[Shape, list[Sha
     return tuple(n for n, _ in axes), [tuple(steps[k] for _, steps in axes) for k in range(len(strides))]
 
 
-# --- Loops over views ---
+# Loops over views.
 
 LANES = 16
 """Numbers that an instruction computes: one register of AVX-512, two of AVX2, four of NEON."""

@@ -40,7 +40,7 @@ class BatchBuffers:
     count : int
         The first ``count`` rows are data; any rows after them are padding of weight zero.
     holds : object or None
-        The minibatches whose only one is in the buffers, so that it need not be written again; else None.
+        The ArrayBatches of a single minibatch that the buffers hold, so that it is not written again; else None.
     """
 
     columns: Mapping[str, np.ndarray]

@@ -576,14 +576,14 @@ def occurring_columns(rows: Any) -> np.ndarray:
     return stored if rows.data.all() else stored[rows.data != 0]
 
 
-def add_rows(places: np.ndarray, shares: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
-    """Add ``shares[i] * rows[i]`` to ``out[places[i]]`` for each i; places may repeat."""
+def add_rows(places: np.ndarray, factors: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """Add ``factors[i] * rows[i]`` to ``out[places[i]]`` for each i; places may repeat."""
     if csc_matvecs is None:
-        np.add.at(out, places, rows * shares[:, np.newaxis])
+        np.add.at(out, places, rows * factors[:, np.newaxis])
         return
-    # Multiply by a sparse matrix whose column i holds one number, the share of row i, in the row of its place.
+    # Multiply by a sparse matrix whose column i holds one number, the factor of row i, in the row of its place.
     ends = np.arange(len(places) + 1, dtype=places.dtype)
-    csc_matvecs(len(out), len(places), out.shape[1], ends, places, shares, rows.ravel(), out.ravel())
+    csc_matvecs(len(out), len(places), out.shape[1], ends, places, factors, rows.ravel(), out.ravel())
 
 
 class SparseRows:

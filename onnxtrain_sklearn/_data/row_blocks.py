@@ -293,7 +293,7 @@ class _BlockReader:
     features: list[str]
 
     def __call__(self) -> tuple[Any, Any, Any]:
-        """Read it."""
+        """Return X, y and weights of the block."""
         twin = copy.copy(self.rows)
         twin._opened = _Opened([self.block], self.features, None)
         return twin.block(0)
@@ -667,7 +667,7 @@ def _schema(
 
 
 def _common_type(name: str, one: tuple[Any, str], other: tuple[Any, str]) -> Any:
-    """Return a type that holds a column's values in both files; int64 and float64 give float64 if that is exact."""
+    """Return a type for a column in both files; int64 and float64 give float64, and reading checks that it is exact."""
     import pyarrow as pa
 
     kinds = (one[0], other[0])

@@ -136,7 +136,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     # Attributes of a fitted estimator
 
     n_iter_ = Recorded(lambda history: history.progress.epoch, "Epochs trained, over all calls.")
-    t_ = Recorded(lambda history: history.progress.samples, "Rows seen, over all calls.")
+    t_ = Recorded(lambda history: history.progress.samples, "Rows trained on, over all calls.")
     loss_ = Recorded(
         lambda history: history.losses.last(), "Mean loss of the last epoch; NaN before the first epoch has ended."
     )
@@ -511,10 +511,8 @@ class BaseOrtGradient(GraphEstimator):
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
             the weights at the start of the last epoch that began with a finite loss.
         """
-        validation, old_rows = (
-            optional_data("val", X_val, y_val, sample_weight_val),
-            optional_data("old", X_old, y_old, sample_weight_old),
-        )
+        validation = optional_data("val", X_val, y_val, sample_weight_val)
+        old_rows = optional_data("old", X_old, y_old, sample_weight_old)
         resume = is_on(self.warm_start)
         return train(self, Call(X, y, sample_weight, None, validation, resume=resume, old_rows=old_rows, groups=groups))
 

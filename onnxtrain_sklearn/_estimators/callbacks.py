@@ -178,13 +178,8 @@ class ActiveTraining(StatefulTraining):
     ) -> None:
         self.estimator, self.one_epoch = estimator, call.one_epoch
         self.max_iter = 1 if call.one_epoch else int(estimator.max_iter)
-        self._state, self._trainer, self._call, self._measures, self._held_out = (
-            state,
-            trainer,
-            call,
-            measures,
-            held_out,
-        )
+        self._state, self._trainer, self._call = state, trainer, call
+        self._measures, self._held_out = measures, held_out
         self._names: dict[int, str] = {}
         self._deferred: list[Callable[[], None]] = []
 
@@ -258,7 +253,7 @@ class ActiveTraining(StatefulTraining):
 # Arguments for the hooks of callbacks: the training rows, and an estimator as if training had ended now.
 
 
-UNFITTED = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks_to_teardown")
+LEFT_OUT_OF_COPIES = (ACTIVE, "_parent_callback_ctx", "_callback_fit_ctx", "_skl_callbacks_to_teardown")
 """Attributes of an estimator in training that are left out of its copies."""
 
 
@@ -306,6 +301,6 @@ class HookValues:
 
     def _fitted_estimator(self) -> Any:
         twin = object.__new__(type(self._estimator))
-        vars(twin).update({n: v for n, v in vars(self._estimator).items() if n not in UNFITTED})
+        vars(twin).update({n: v for n, v in vars(self._estimator).items() if n not in LEFT_OUT_OF_COPIES})
         vars(twin).update(self.fitted_attributes())
         return twin

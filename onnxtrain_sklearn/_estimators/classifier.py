@@ -145,10 +145,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         """
         resumes = is_on(self.warm_start) and hasattr(self, "_state")
         known = _known_classes(self, classes, self.classes_ if resumes else None)
-        validation, old_rows = (
-            optional_data("val", X_val, y_val, sample_weight_val),
-            optional_data("old", X_old, y_old, sample_weight_old),
-        )
+        validation = optional_data("val", X_val, y_val, sample_weight_val)
+        old_rows = optional_data("old", X_old, y_old, sample_weight_old)
         resume = is_on(self.warm_start)
         return train(
             self, Call(X, y, sample_weight, known, validation, resume=resume, old_rows=old_rows, groups=groups)
@@ -321,10 +319,10 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         predicted = self.predict(X)  # raises if it is not fitted
         output_task = self._output_task()
         if output_task.label_kind != "labels" and np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            unweighted, n_rows = replace(output_task, class_weight=None), len(predicted)
             targets, weights = weighted_targets(
-                replace(output_task, class_weight=None), len(predicted), y, sample_weight, self.classes_, None,
-                at_positions=False,
-            )  # fmt: skip
+                unweighted, n_rows, y, sample_weight, self.classes_, None, at_positions=False
+            )
             return output_task.score(predicted, targets, weights)
         if self._state.decoding.positions is None:
             y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)

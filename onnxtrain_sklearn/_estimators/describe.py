@@ -106,7 +106,7 @@ class Description:
 
     @property
     def n_trained(self) -> int:
-        """Number of trained numbers."""
+        """Total size of the trained parameters."""
         return sum(entry.size for entry in self.of("trained"))
 
     def __str__(self) -> str:

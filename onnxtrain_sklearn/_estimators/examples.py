@@ -18,9 +18,7 @@ from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_r
 from .._data.columns import InputData, dimensions, require_in_memory
 from .._data.inputs import has_several_inputs, input_columns
 from .._data.target_scale import TargetScale
-from .._data.targets import (
-    Targets,
-)
+from .._data.targets import Targets
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, encoded_inputs, table_columns
 from .._model.trainable import TensorSpec, TrainableModel
 from .._model.whole_data import ROW

@@ -336,9 +336,9 @@ def _sizes(state: FittedState, examples: Examples, rows: np.ndarray, values: str
 
 # Precompute everything independent of the trained weights, once for all rows before a search.
 #
-# Examples are features of a frozen body, the leaves that rows reach in trees, and columns after scalers. Each iteration
-# of a search then computes only the rest. :func:`remaining` cuts the graph, and :func:`searched_rows` makes the step
-# for the part that remains. Sparse rows stay sparse: if the other part only multiplies columns by numbers
+# These are, for example, features of a frozen body, the leaves that rows reach in trees, or columns after scalers. Each
+# iteration of a search then computes only the rest. :func:`remaining` cuts the graph, and :func:`searched_rows` makes
+# the step for the part that remains. Sparse rows stay sparse: if the other part only multiplies columns by numbers
 # (:func:`column_factors`), as a scaler that keeps zeros does, the stored numbers of the rows are multiplied.
 
 

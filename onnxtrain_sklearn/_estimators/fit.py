@@ -60,7 +60,7 @@ from .scoring import (
     validation,
     watches_loss,
 )
-from .starting_state import check_state, compare_training, starting_state
+from .starting_state import compare_training, complete_state, starting_state
 from .streams import Stream, opened, with_arrays
 
 EstimatorT = TypeVar("EstimatorT", bound=Parameters)
@@ -126,7 +126,7 @@ class Preparation(NamedTuple):
         Returns the data as inputs of the graph, with targets and weights.
     decoding : function
         Returns the decoding that follows the scores, and the settings of the step.
-    check_state : function
+    complete_state : function
         Checks the state before the first step: raises if its predictions differ from those of the given model. Sets its
         balanced weights and the range of the targets. Returns the scores of a given graph for some rows, which
         :func:`compare_training` needs.
@@ -141,7 +141,7 @@ class Preparation(NamedTuple):
     graph_plan: Callable[[Any, FittedState | None, Any], GraphPlan]
     examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
     decoding: Callable[[FitContext, TrainableModel, Examples], DecodedGraph]
-    check_state: Callable[[FitContext, FittedState, DecodedGraph, Examples], Sequence[np.ndarray]]
+    complete_state: Callable[[FitContext, FittedState, DecodedGraph, Examples], Sequence[np.ndarray]]
     validation: Callable[
         [FitContext, FittedState, StepSettings, Examples], tuple[ScoredRows | None, Callable[[], float] | None]
     ]
@@ -153,7 +153,7 @@ ONE_OUTPUT = Preparation(
     graph_plan,
     training_examples,
     choose_decoding,
-    check_state,
+    complete_state,
     validation,
     exported=lambda estimator, state: (),
     stream=lambda estimator: partial(Stream, output_task=estimator._output_task()),
@@ -220,7 +220,7 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     # The decoding (from scores to predictions), and the state to train, which must predict as a given model does.
     chosen = steps.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
-    scores = steps.check_state(context, state, chosen, examples)
+    scores = steps.complete_state(context, state, chosen, examples)
     state.live.predictors.clear()  # their copies of the weights are outdated after the first step
 
     # The loop, its minibatches and its step. Finally, compare the training graph with the predicting graph.

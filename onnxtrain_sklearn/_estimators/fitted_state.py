@@ -75,7 +75,8 @@ class FittedState:
     Attributes
     ----------
     graph : TrainableModel
-        The graph with the loss placed before or after its final activation. All other forms are derived from it.
+        The graph whose ``scores`` are before or after its final activation, as the loss requires. All other forms are
+        derived from it.
     activation : dict
         The ``activation`` of the :class:`TrainableModel` as it was before ``graph`` was changed for the loss. A later
         call with another loss restores it.

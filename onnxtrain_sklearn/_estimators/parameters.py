@@ -143,9 +143,10 @@ reason.""",
     "early_stopping": Parameter('bool or "best_epoch"', """
 Whether to watch validation data instead of the training loss, and to keep the weights that were best on these
 data. Classifiers watch the validation loss, because on few rows the accuracy stands still for many epochs while
-the network learns. Regressors watch R² if the loss is the squared error, else the validation loss (``judged_by``
-of :class:`~onnxtrain_sklearn.losses.Loss`). Estimators of several outputs watch the mean of their scores, or the
-sum of all losses if an output of numbers has another loss. ``scoring`` names a score to watch instead.
+the network learns. Regressors watch R² if the loss is the squared error, else the validation loss
+(``judged_by`` of :class:`~onnxtrain_sklearn.losses.Loss`). Estimators of several outputs watch the mean of
+their scores, or the sum of all losses if an output of numbers has a loss other than the squared error.
+``scoring`` names a score to watch instead.
 "best_epoch": train all ``max_iter`` epochs, then take the weights of the best one. Any improvement makes an epoch
 the best one, whatever ``tol`` is. Of equally good epochs True takes the first,
 "best_epoch" the last.""", (bool, OneOf(("best_epoch",)))),
@@ -200,8 +201,8 @@ REGRESSOR: Mapping[str, Parameter] = {
 Units in which the targets are trained. "auto": if the graph is built for the data, its targets are scaled to
 mean 0 and standard deviation 1, or, for the losses with a log link (poisson, gamma, tweedie), to mean 1, so
 that the unit of ``y`` does not matter. Mean and deviation are those of the rows of the first call, weighted.
-``MLP``, ``ConvNet``, and ``Linear`` without a penalty ``alpha`` then also scale columns of large numbers; in
-classifiers they always do. Predictions, ``to_onnx()``, ``coef_`` and validation scores are in the units of
+``MLP``, ``ConvNet``, and ``Linear`` without a penalty ``alpha`` then also scale columns of large numbers, and
+all three always do so in classifiers. Predictions, ``to_onnx()``, ``coef_`` and validation scores are in the units of
 ``X`` and ``y``; ``loss_``, ``weights_`` and parameters of the loss, such as ``delta`` of
 :class:`~onnxtrain_sklearn.losses.Huber`, are in the scaled ones. Given graphs and fitted models are trained in
 the units of ``X`` and ``y``. So are builders and losses of your own, unless their attributes ``scales_targets``

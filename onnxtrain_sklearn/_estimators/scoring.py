@@ -314,8 +314,8 @@ def loss_of_outputs(
 
     def loss() -> float:
         found = predictor.run_several(scored.live, numbers, scored.rows)
-        parts = zip(found, each, strict=True)
-        return float(np.sum([one.weight * mean(s, part.values, w) for s, (one, mean, part, w) in parts]))
+        pairs = zip(found, each, strict=True)
+        return float(np.sum([one.weight * mean(s, own.values, w) for s, (one, mean, own, w) in pairs]))
 
     return loss
 

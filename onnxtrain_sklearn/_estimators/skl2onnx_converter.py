@@ -178,7 +178,7 @@ def _convert_target(scope: Scope, operator: Operator, container: Container) -> N
 
 def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Container) -> None:
     """Add the nodes and weights of ``model`` to the container, connected to the operator's inputs and outputs."""
-    model = in_opset(unroll(requantized(model)), container.target_opset_any_domain(""))
+    model = in_target_opset(unroll(requantized(model)), container.target_opset_any_domain(""))
     append_to_container(model, _connect(model.graph, operator), scope, operator, container)
 
 
@@ -282,8 +282,12 @@ def require_sortable(ir_graph: ir.Graph, name: str) -> None:
             )
 
 
-def in_opset(model: ir.Model, opset: int) -> ir.Model:
-    """Return ``model`` in another opset of the default domain; raise ModelError if ONNX's converter cannot."""
+def in_target_opset(model: ir.Model, opset: int) -> ir.Model:
+    """Return ``model`` in the opset that skl2onnx targets; raise ModelError if ONNX's converter cannot.
+
+    Unlike :func:`.opsets.in_opset`, the error names the opset to ask skl2onnx for, and the model may have outputs that
+    are sequences of dicts.
+    """
     own = model.opset_imports[""]
     if own == opset:
         return model

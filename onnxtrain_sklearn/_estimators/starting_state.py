@@ -162,20 +162,22 @@ def _divided(
 # its output.
 
 
-def check_state(
+def complete_state(
     context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
 ) -> Sequence[np.ndarray]:
-    """Check a state before the first step: raise if its predictions differ from those of the given model.
+    """Complete a state before the first step, and check it: raise if its predictions differ from the given model's.
 
-    Raise or warn for data that the model cannot take. Set the balanced class weights and the range of the targets.
-    Return the scores of a given graph for some rows, for :func:`compare_training`; empty for other models.
+    Set the balanced class weights, the range of the targets and what was compared of a fitted model. Raise or warn for
+    data that the model cannot take. Return the scores of a given graph for some rows, for :func:`compare_training`;
+    empty for other models.
     """
     output_task: OutputTask = context.estimator._output_task()
     state.balanced = balanced_class_weights(output_task, context.call.sample_weight, examples.targets)
     if state.balanced is not None and context.call.stream is not None:
         by_label = context.call.stream.class_weight("balanced")
         state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())
-    (reference,), columns, scores = chosen.references, examples.columns, []
+    columns, scores = examples.columns, []
+    (reference,) = chosen.references  # one output: `complete_state_of_outputs` is for several
     model: Any = bare_model(context.estimator.model)
     fitted = None if context.resumed is not None else state.fitted
     if reference is not None:
@@ -284,7 +286,8 @@ def compare_training(
         file, training = state.fitted.compared, FileComparison("it is that of a fitted model")
     elif known:
         reference = min(known, key=lambda one: len(one.rows))
-        # the least complete comparison: max prefers one with a reason why it was not made, or with parts left out
+        # The least complete comparison: its fields are compared in order, and a reason why none was made, or a part
+        # that was left out, is greater than an empty text.
         file = max(one.file for one in known if one.file is not None)
         program = cast("HostStep", trainer.step).program if trainer.step.in_host_memory else None
         found = None if program is None else _compared_programs.get(program)

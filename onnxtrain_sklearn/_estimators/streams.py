@@ -518,7 +518,10 @@ def mean_place(counts: LabelCounts, labels: np.ndarray) -> float:
 def sample_of_blocks(
     source: Any, counted: Callable[[Any, Any], np.ndarray], blocks: Sequence[int], sizes: Sequence[int], most: int
 ) -> list[Part]:
-    """Return about ``most`` rows with weight, evenly spaced in evenly spaced blocks; all rows if there are no more."""
+    """Return about ``most`` rows that count, evenly spaced in evenly spaced blocks.
+
+    If there are no more, all rows are returned, those of weight zero too.
+    """
     total = sum(sizes[i] for i in blocks)
     if total > most:
         places = np.unique(np.linspace(0, len(blocks) - 1, min(len(blocks), SAMPLE_BLOCKS)).round().astype(int))

@@ -290,10 +290,8 @@ def _scores(op: GraphBuilder, place: Place, size: int, probable: bool, machine: 
 
 def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
     """Return the columns of each label."""
-    values, sizes = (
-        [v for v in op.graph.outputs if v.name != CLASS_OUTPUT],
-        [len(known) for known in record.outputs or ()],
-    )
+    values = [v for v in op.graph.outputs if v.name != CLASS_OUTPUT]
+    sizes = [len(known) for known in record.outputs or ()]
     if len(values) == len(sizes):
         return [(value, 0, size) for value, size in zip(values, sizes, strict=True)]
     (value,) = values

@@ -59,7 +59,7 @@ def _unknown_nodes(steps: Sequence[PathNode], known: Collection[str]) -> Iterato
             yield step
 
 
-# --- Attention and rotary embeddings ---
+# Attention and rotary embeddings.
 #
 # If all keys of a query are masked, its result is zero and its gradients are zero.
 
@@ -179,7 +179,7 @@ def _expand_rotary(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
     return [op.Reshape(y, [0, 0, heads * width]) if flat else op.Transpose(y, perm=[0, 2, 1, 3])]
 
 
-# --- LSTM, GRU and RNN ---
+# LSTM, GRU and RNN.
 #
 # Each direction is one Scan over the time steps. The input projections of all steps are one product before the Scan; a
 # step computes only the recurrent product. Sizes and the number of steps may be symbolic, and the graph does not grow
@@ -449,7 +449,7 @@ _RECURRENT_ATTRIBUTES = """
 """
 
 
-# --- Sequences and optionals ---
+# Sequences and optionals.
 #
 # There is no gradient with respect to a sequence. If its length and all positions are constant, the graph tells which
 # tensor each element is, and a node that reads an element reads that tensor; other sequences are refused.

@@ -152,7 +152,7 @@ def _restore(model: ir.Model, source: ir.Model, wrt: Sequence[str]) -> ir.Model:
     return model
 
 
-# --- Proven gradients ---
+# Proven gradients.
 
 
 def _wrong(reason: str, when: Callable[[PathNode], object]) -> Objection:
@@ -382,7 +382,7 @@ FUSED: dict[str, Proven] = {
 """Operators into which onnxruntime-training's transformers fuse several, and their proven gradients."""
 
 
-# --- Faster forms, equal in value, of nodes that onnxruntime-training's builder emits ---
+# Faster forms, equal in value, of nodes that onnxruntime-training's builder emits.
 #
 # Times are for layers [64,128,10] at batch size 200 on one thread, onnxruntime 1.19.2.
 
@@ -434,7 +434,7 @@ def use_faster_forms(model: ir.Model) -> ir.Model:
     return model
 
 
-# --- Forms that onnxruntime-training's gradient builder differentiates correctly ---
+# Forms that onnxruntime-training's gradient builder differentiates correctly.
 #
 # Each function of :data:`PREPARE` rewrites nodes of one operator to an equivalent form; its docstring describes the
 # problem. Nodes that it cannot rewrite stay unchanged, and the engine refuses them.

@@ -80,7 +80,7 @@ def dependent(graph: ir.Graph, sources: Set[ir.Value]) -> set[ir.Value]:
     return downstream
 
 
-# --- Gradients that are right but cannot be differentiated again ---
+# Gradients that are right but cannot be differentiated again.
 
 _ONCE = "gradient_without_derivative"
 """Prefix of the names of nodes whose gradient has no derivative. Names mark them because a saved graph keeps names."""
@@ -99,7 +99,7 @@ def forbids_derivative(node: ir.Node) -> bool:
     return (node.name or "").startswith(_ONCE)
 
 
-# --- Norms at zero ---
+# Norms at zero.
 
 _DEPTH = 32
 """Nodes upstream of a root that are examined; a norm has fewer."""
@@ -160,7 +160,7 @@ _FLAT: dict[str, Callable[[ir.Node], bool]] = {
 from the left.)"""
 
 
-# --- Results that a Where drops ---
+# Results that a Where drops.
 
 SELECTED, MISSING = "selected by a condition", "selected by IsNaN"
 """Keys of a node's ``meta``, set by :func:`mark_selected`."""

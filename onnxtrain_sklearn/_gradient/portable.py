@@ -180,7 +180,7 @@ def _add_cotangents(op: GraphBuilder, cotangents: Sequence[ir.Value]) -> ir.Valu
     return _typed(total, cotangents[0])
 
 
-# --- Simplification of the backward pass; the nodes of the user's graph stay as they are ---
+# Simplification of the backward pass; the nodes of the user's graph stay as they are.
 
 _BROADCASTING = frozenset("Add And Div Equal Greater Less Mul Or Pow Sub Sum Where".split())
 
@@ -229,7 +229,7 @@ def _broadcasts_without_expand(node: ir.Node, index: int, x: ir.Value) -> bool:
     return len(known) == len(shapes) and list(np.broadcast_shapes(*known)) == whole
 
 
-# --- Common factors: ``c a ± c b`` becomes ``c (a ± b)`` for a column c ---
+# Common factors: ``c a ± c b`` becomes ``c (a ± b)`` for a column c.
 #
 # The gradient of a loss with respect to the scores often has this form; the column holds the weights of the rows.
 

@@ -108,7 +108,7 @@ def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
     return inner
 
 
-# --- If ---
+# If.
 
 
 def _if_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
@@ -125,7 +125,7 @@ def _if_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     return [(x, copy_type(cotangent, x)) for x, cotangent in zip(sources, cotangents, strict=True)]
 
 
-# --- Loop and Scan ---
+# Loop and Scan.
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def is_dynamic(node: ir.Node) -> bool:
 def use_float_products(model: ir.Model) -> bool:
     """Replace integer products by float products, in place; return True if there were any.
 
-    Products that onnxruntime does not write in this form stay.
+    Products in any other form than onnxruntime writes stay.
     """
     graph = model.graph
     if not any(node.op_type in _FLOAT_PRODUCTS and not node.domain for node in graph):

@@ -293,7 +293,8 @@ def _append_outputs(
             label = _label_names(op, index, decoding)
         _add_output(op, names.prefix + ("output_label" if form.zipmap else "label"), in_places(label), None)
         if exact:
-            op, columns, own = *_in_double(op, columns, decoding), None
+            op, columns = _in_double(op, columns, decoding)
+            own = None
         for name, values in _further_outputs(op, columns, own, decoding, form).items():
             _add_output(op, names.prefix + name, in_places(values), None)
     if with_scores:

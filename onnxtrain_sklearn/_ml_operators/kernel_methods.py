@@ -24,7 +24,7 @@ from ..graph import DOUBLE, FLOAT, GraphBuilder
 from . import linear
 from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
 
-# --- Pairwise distances: the operator CDist of onnxruntime, and loops over rows. At zero, their gradient is zero. ---
+# Pairwise distances: the operator CDist of onnxruntime, and loops over rows. At zero, their gradient is zero.
 
 
 def squared_distances(op: GraphBuilder, a: ir.Value, b: ir.Value, center: np.ndarray | None = None) -> ir.Value:
@@ -122,7 +122,7 @@ def _all_pairs(r: RewrittenNode, body: ir.Graph) -> ir.Value:
     return known[body.outputs[1]]
 
 
-# --- Support vector machines ---
+# Support vector machines.
 
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
@@ -246,7 +246,7 @@ def _class_scores(r: RewrittenNode, pairs: ir.Value, classes: int) -> ir.Value:
     return linear.both_signs(r, pairs) if raw else linear.complement(r, pairs)
 
 
-# --- Pairwise coupling: class probabilities from those of pairs of classes, as in LIBSVM ---
+# Pairwise coupling: class probabilities from those of pairs of classes, as in LIBSVM.
 #
 # The class probabilities p minimize p'Qp over the simplex, with Q[i, i] = sum of r[j, i]² over j and Q[i, j] =
 # -r[j, i] r[i, j], where r[i, j] is the probability of class i rather than class j. LIBSVM and onnxruntime approach the

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from ..graph import INT64
 from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
 
-# --- Outputs of classifiers and regressors ---
+# Outputs of classifiers and regressors.
 #
 # The reference is the newest onnxruntime. It differs from the standard for a single score: that of a regressor is not
 # transformed, and that of a classifier becomes two columns to which only LOGISTIC applies. (Versions before about 1.20
@@ -98,7 +98,7 @@ def _post_transform(r: RewrittenNode) -> str:
     return name
 
 
-# --- Rules ---
+# Rules.
 
 
 def _linear_regressor(r: RewrittenNode) -> Sequence[LazyValue]:

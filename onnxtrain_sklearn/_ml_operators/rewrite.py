@@ -103,7 +103,7 @@ def _replace(graph: ir.Graph, node: ir.Node, rule: RewriteRule, roles: list[Role
     graph.remove(node, safe=True)
 
 
-# --- Constants in the formulas of converters ---
+# Constants in the formulas of converters.
 #
 # skl2onnx and onnxmltools write the constants of their formulas as initializers, like the weights. A file does not say
 # which is which, and the graph does not tell either: the weight of a boosted classifier and the sum of all weights are
@@ -135,7 +135,7 @@ def hold_formulas(model: ir.Model) -> None:
     model.graph.sort()
 
 
-# --- Operators of the default domain that onnxruntime-training does not differentiate ---
+# Operators of the default domain that onnxruntime-training does not differentiate.
 
 
 def _chain_of_adds(r: RewrittenNode) -> Sequence[LazyValue]:

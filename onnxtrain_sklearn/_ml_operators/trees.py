@@ -23,7 +23,7 @@ from ..graph import INT64
 from . import linear
 from .rewritten_node import LazyValue, RewriteRule, RewrittenNode
 
-# --- Leaves in the attributes ---
+# Leaves in the attributes.
 #
 # Leaves are numbered over all trees, in the order of the attributes. Each weight belongs to one leaf and one target.
 
@@ -118,7 +118,7 @@ def _tree_of(r: RewrittenNode, roots: np.ndarray, leaves: int) -> np.ndarray:
     return result
 
 
-# --- Rules ---
+# Rules.
 
 
 _COUNTABLE = 2**24  # float32 holds every integer below it

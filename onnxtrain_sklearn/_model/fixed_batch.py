@@ -108,7 +108,7 @@ class _Freeing:
         for node in nodes:
             if not self._knows(node):
                 if kind(node) == "Reshape":
-                    self._keep_first_axis(node)
+                    self._keep_rows(node)
             else:
                 self._edit(node)
             self._follow(node)
@@ -169,7 +169,7 @@ class _Freeing:
 
     # The edits.
 
-    def _keep_first_axis(self, node: ir.Node) -> None:
+    def _keep_rows(self, node: ir.Node) -> None:
         """Make a Reshape keep the first axis of its data, by the sizes that the data have in the file."""
         data = node.inputs[0]
         _keep_first_axis(self.graph, node, {self.batch}, None if data is None else self.before.get(data))
@@ -196,7 +196,7 @@ class _Freeing:
         if place is None or wanted is None:
             return
         if sizes is None:
-            self._keep_first_axis(node)
+            self._keep_rows(node)
             return
         copies, full = not node.attributes.get_int("allowzero", 0), list(wanted)
         for i, size in enumerate(full):

@@ -1,7 +1,8 @@
 """Links from scores to predictions, and scores with an axis of positions or ensemble members.
 
-:func:`apply_link` emits the predictions for a link in :data:`LINKS`. A loss names its link; the inference graph applies
-it.
+:func:`apply_link` emits the predictions for a link in :data:`LINKS`. A loss names its link, and the inference graph
+applies it.
+
 A loss and a link see matrices (N, k). Scores may have one more axis: positions within a row (the words of a text, the
 pixels of an image; :class:`Positions`) or members of an ensemble in one graph (:func:`rows_of_members`). The functions
 below reshape these scores to rows, and bring the results of the rows back together.

@@ -16,7 +16,7 @@ import math
 import numpy as np
 import onnx_ir as ir
 
-from .._importers.tf2onnx import NODES as OF_KERAS
+from .._importers.tf2onnx import NODES as KERAS_NODES
 from .._importers.tf2onnx import TF2ONNX
 from .._importers.torch_program import PRODUCER, TorchProgram, call_of, is_from_torch, scope_of
 from .._ir.edits import bypass, copy_initializer, keep_outputs, replace_by_initializer, replace_node
@@ -59,7 +59,7 @@ def in_training_mode(model: ir.Model) -> ir.Model:
     if not nodes and not any(_trains(node) for node in every_node(graph)):
         raise ModelError(
             f"training_mode=True: the graph has no BatchNormalization and no Dropout to switch over."
-            f"{_folded_away(folded)} {_OF_KERAS if model.producer_name == TF2ONNX else _ADVICE}, or leave "
+            f"{_folded_away(folded)} {_KERAS_ADVICE if model.producer_name == TF2ONNX else _ADVICE}, or leave "
             f"training_mode=False: the graph is then trained as it is."
         )
     names = names_of(graph)
@@ -133,7 +133,7 @@ _ADVICE = (
 )
 
 
-_OF_KERAS = (
+_KERAS_ADVICE = (
     "tf2onnx makes a factor and a summand of the four arrays of a BatchNormalization, which cannot be told apart "
     "again. Export from Keras on PyTorch (torch.onnx.export(model, (example,), path, dynamo=False, "
     "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False))"
@@ -261,7 +261,7 @@ def follow_torch(model: ir.Model, prefix: str) -> None:
     ONNX's BatchNormalization averages biased variances, which are divided by n instead of n - 1.
     """
     found = [n for n in model.graph if normalizes_by_batch(n)] if is_from_torch(model) else []
-    nodes = [n for n in found if not (n.name or "").startswith(OF_KERAS)]
+    nodes = [n for n in found if not (n.name or "").startswith(KERAS_NODES)]
     op = GraphBuilder(model.graph, prefix=prefix)
     for node in nodes:
         # Divide the old average by n / (n - 1) and multiply the new one by it. Computing the new average after the node

@@ -123,7 +123,7 @@ def several_outputs(output_tasks: Tasks, stream: Callable[..., Stream]) -> Prepa
             estimator, output_tasks, call, graph, resumed
         ),
         decoding=partial(choose_decodings, output_tasks),
-        check_state=partial(check_state_of_outputs, output_tasks),
+        complete_state=partial(complete_state_of_outputs, output_tasks),
         validation=partial(validation_of_outputs, output_tasks),
         exported=partial(exported_outputs, output_tasks),
         stream=lambda estimator: stream,
@@ -199,7 +199,7 @@ def choose_decodings(
     )
 
 
-def check_state_of_outputs(
+def complete_state_of_outputs(
     output_tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
 ) -> list[np.ndarray]:
     """Check and complete a state: raise ModelError if an output predicts other values than the given graph.

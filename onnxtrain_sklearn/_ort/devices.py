@@ -112,10 +112,12 @@ def resumed(device: Device) -> Device | None:
 def _start_providers(names: Sequence[str], options: Sequence[dict[str, str]]) -> None:
     """Raise DeviceError if a device cannot be started, and compute products of float32 in float32.
 
+    Options that capture graphs raise InvalidParameterError.
+
     By default onnxruntime rounds the operands of a product on CUDA to TF32, which has 10 bits after the leading one.
     """
     for name, chosen in zip(names, options, strict=True):
-        if name in OWN_MEMORY and OWN_MEMORY[name] == "cuda":
+        if OWN_MEMORY.get(name) == "cuda":
             require_cuda(int(chosen.get("device_id", 0)))
         if name == _PROVIDERS["cuda"]:
             chosen.setdefault("use_tf32", "0")

@@ -266,7 +266,10 @@ def shared_session(
 
 
 def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
-    """Return True if a session has no state. Graphs that CUDA captures have one: the addresses of the first run."""
+    """Return True if a session is known to have no state.
+
+    Captured graphs have one, the addresses of the first run. Options that are not in ``SHARED_OPTIONS`` may have one.
+    """
     captures = any("graph" in name for chosen in device.provider_options for name in chosen)
     return not captures and set(options or ()) <= SHARED_OPTIONS
 
@@ -275,7 +278,7 @@ def may_be_shared(device: Device, options: Mapping[str, object] | None) -> bool:
 
 
 def loading_error(model: bytes) -> ModelError | None:
-    """Return the error of onnxruntime for a model that it cannot load, tried without optimization, which takes long."""
+    """Return the error of onnxruntime for a model that it cannot load; the trial leaves out the slow optimization."""
     try:
         create_session(model, resolve_device(), options={"graph_optimization_level": "ORT_DISABLE_ALL"})
     except ModelError as error:

@@ -49,7 +49,7 @@ def in_pairs(proto: onnx.ModelProto) -> bool:
                 onnx.helper.make_node(operator, [a, b], [to], name=f"{node.name or result}/onnxtrain/{i}")
                 for i, (a, b, to) in enumerate(zip(left, inputs[1:], outputs, strict=True))
             ]
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]  # they end with their list
+        copies = [copy.deepcopy(node) for node in nodes]  # those of a graph end with their list
         del graph.node[:]
         graph.node.extend(copies)
     return found
@@ -173,7 +173,7 @@ def make_exact(proto: onnx.ModelProto) -> bool:
 class _Signed:
     """The signed bytes of a model that are multiplied with unsigned ones.
 
-    ``found`` are the places of nodes that read each of them, weights and zero points, by name.
+    ``found`` has, for each signed tensor by name, weights and zero points, the nodes that read it and at which input.
     """
 
     def __init__(self, proto: onnx.ModelProto, graphs: list[NodeOwner]) -> None:

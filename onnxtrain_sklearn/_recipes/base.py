@@ -133,7 +133,7 @@ Seconds after which the fit ends with the networks trained so far, each with its
 has an equal share of the time left, and the first one takes at least one step. How far training comes depends on the
 machine. On a device, training ends after an epoch, not within it. None: no limit.""", (POSITIVE, None)))
 
-    # Not parameters here. A recipe that declares them as such has them at this place of its signature.
+    # Placeholders: they fix the position of two parameters that only some recipes have.
     label_smoothing: float | str = field(default=0.0, init=False)
     class_weight: ClassWeight = field(default=None, init=False)
 
@@ -195,6 +195,9 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     ) -> Self:
         """Fit the preprocessing and train the networks.
 
+        After an error the estimator is what it was before. After an interrupt (Ctrl-C) it keeps the weights reached so
+        far; members of an ensemble that were not begun are left out.
+
         Parameters
         ----------
         X : data frame, table of Arrow or array-like of shape (n_samples, n_features), or source
@@ -221,9 +224,6 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             A parameter or the data are invalid.
         DivergenceError
             The loss, weights, optimizer state or validation predictions became NaN or infinite.
-
-        After an error the estimator is what it was before. After an interrupt (Ctrl-C) it keeps the weights reached so
-        far; members of an ensemble that were not begun are left out.
         """
         self.check_declared()
         before = dict(vars(self))
@@ -545,8 +545,8 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
         Notes
         -----
         For float32 ``X`` these are the outputs of the graph of :meth:`to_onnx`, whose sigmoid may round to 1.0000001:
-        here it is 1. For other ``X`` they are float64, and
-        those of classes are divided by their sum in it, which metrics such as the log loss require to be 1.
+        here it is 1. For other ``X`` they are float64, and the probabilities of a row are divided by their sum, which
+        metrics such as the log loss require to be 1.
         """
         if reads_source(X):
             return predicted_batches(self, "predict_proba", X)

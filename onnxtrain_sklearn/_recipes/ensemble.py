@@ -146,7 +146,7 @@ class Examples(Protocol):
     classes : ndarray or None
         The labels of a classifier.
     total_rows : int
-        All rows to fit, held-out ones included.
+        All rows to fit, held-out ones included: in memory those of positive weight, in blocks all.
     """
 
     @property

@@ -391,10 +391,8 @@ class ColumnStatistics:
             self._require_kind(name, other.kind)
             self.kind = other.kind
         self.n_missing += other.n_missing
-        self._takes_codes, self._takes_text = (
-            self._takes_codes or other._takes_codes,
-            self._takes_text or other._takes_text,
-        )
+        self._takes_codes |= other._takes_codes
+        self._takes_text |= other._takes_text
         self.quantiles.merge(other.quantiles)
         self.moments.merge(other.moments)
         self.extremes.merge(other.extremes)
@@ -415,7 +413,7 @@ class ColumnStatistics:
 
 
 class BlockNumbers:
-    """The numbers of columns of a table in blocks, without missing ones, as :class:`ArrayNumbers` is of an array.
+    """The numbers of columns of a table in blocks, with missing ones filled, as :class:`ArrayNumbers` is of an array.
 
     Parameters
     ----------
@@ -628,7 +626,7 @@ class Quantile(Scaling):
     def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Quantile:
         count = min(numbers.count, max(min(numbers.count // 30, 1000), 10))
         references = np.linspace(0, 1, count)
-        # scikit-learn takes percentiles: the product and the quotient round.
+        # Product and quotient round as in scikit-learn, which computes percentiles from these probabilities.
         return cls.of(numbers.noisy_quantiles(NOISE * numbers.deviation, rng, references * 100 / 100), references)
 
     @classmethod

@@ -70,8 +70,8 @@ class RealMLPRecipe:
     variant: str = declare("auto", Parameter('{"auto", "td", "td-s"}', """
 Settings of the network and its training. "td": with periodic embeddings of numbers, dropout and weight decay. "td-s":
 the simple variant without these; faster, and a little worse. "auto": "td" with the settings of its authors from 2,000
-rows on. Below, "td-s" on five folds, each in a quarter of the epochs, which scores better there in half of the time:
-"auto" is 5 for ``n_ensembles``, (128, 128, 128) for ``hidden_layer_sizes``, 64 for ``max_iter`` and 0 for
+rows on. Below, "td-s" on five folds, each in a quarter of the epochs, which scores better there in less than half of
+the time: "auto" is 5 for ``n_ensembles``, (128, 128, 128) for ``hidden_layer_sizes``, 64 for ``max_iter`` and 0 for
 ``label_smoothing``, and without ``scoring`` the loss chooses the epoch. Otherwise it is 1, (256, 256, 256), 256 and
 0.1, the values of the authors.""", (OneOf(("auto", *VARIANTS)),)))
     _: KW_ONLY
@@ -191,7 +191,6 @@ too near to 0 and 1. If a row has several labels, each label has the two classes
         training = self._training(n_rows, VARIANTS[self.variant].rate_of_classes)
         loss = LogLoss(label_smoothing=float(self.label_smoothing))
         return OrtGradientClassifier(self._model(preprocessing), loss=loss, **training)
-
 
 
 @documented(**ABOUT_REALMLP, **FOR_NUMBERS, rate='0.2, for "td-s" 0.07')

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from .._estimators.skl2onnx_converter import (
     VARIABLE_TYPES,
     append_to_container,
-    in_opset,
+    in_target_opset,
     register_estimators,
     require_sortable,
 )
@@ -101,7 +101,7 @@ def _numbers_classes(estimator: Any, scope: Scope) -> bool:
 
 def _convert(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
-    model = in_opset(from_bytes(estimator.to_onnx().SerializeToString()), container.target_opset_any_domain(""))
+    model = in_target_opset(from_bytes(estimator.to_onnx().SerializeToString()), container.target_opset_any_domain(""))
     graph, name = model.graph, type(estimator).__name__
     require_sortable(graph, name)
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)

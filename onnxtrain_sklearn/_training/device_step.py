@@ -85,12 +85,8 @@ class DeviceStep(OneProcess):
         settings, optimizer, memory = parts.settings, parts.settings.optimizer, parts.settings.device.memory
         assert memory is not None
         assert isinstance(optimizer, Optimizer)
-        self.settings, self.parameters, self.optimizer_state, self.batch_size = (
-            settings,
-            parts.parameters,
-            parts.optimizer_state,
-            parts.batch_size,
-        )
+        self.settings, self.batch_size = settings, parts.batch_size
+        self.parameters, self.optimizer_state = parts.parameters, parts.optimizer_state
         self.kind: StepKind | None = None
         self._parts = parts
         # Where rows meet, padding rows would change the results of the others.

@@ -56,11 +56,9 @@ def training_graph(
     Its outputs are the loss and the next values of the running statistics. With ``normalized``, the caller has divided
     the weights by their sum and passes them as a column, which saves the division in each step.
     """
-    model = with_batch(
-        template_of(graph.model), batch_size
-    )  # trained weights become inputs later; frozen ones are set here
+    model = with_batch(template_of(graph.model), batch_size)
     ir_graph = model.graph
-    swap_initializers(ir_graph, frozen)
+    swap_initializers(ir_graph, frozen)  # trained weights become inputs later
     scores = next(v for v in ir_graph.outputs if v.name == graph.scores)
     op = GraphBuilder(ir_graph, dtype=ir_type(graph.dtype), prefix="onnxtrain")
     shape, y_dtype = target_layout(settings, batch_size, graph.dtype, settings.positions)

@@ -78,10 +78,10 @@ def replace_in_order(op: GraphBuilder, node: ir.Node, values: Sequence[ir.Value]
 # and be read again from memory.
 
 
-def last_layer_last(graph: ir.Graph) -> None:
+def compute_last_layer_first(graph: ir.Graph) -> None:
     """Move the nodes whose results no other node reads to the end of the graph, in reverse order, in place.
 
-    These nodes compute the gradients; the gradients of the last layer then come first.
+    These nodes compute the gradients. onnxruntime then computes those of the last layer first.
     """
     ends = [node for node in graph if not any(value.uses() for value in node.outputs)]
     graph.remove(ends)

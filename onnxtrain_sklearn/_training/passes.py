@@ -324,7 +324,7 @@ CLEARED_PART = 8
 """Single rows are cleared if at most this part (1/8) of all rows was written, else the whole gradient."""
 
 LEAST_ELEMENTS_PER_INDEX, LEAST_ROWS_PER_INDEX = 128, 16
-"""A matrix with at least so many elements and rows per index is updated faster in only the rows that occur."""
+"""Updating only the rows that occur is faster if a matrix has so many elements and rows per index of a minibatch."""
 
 
 class RowSparseGradient:

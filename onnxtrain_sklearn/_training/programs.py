@@ -42,8 +42,8 @@ from .parameters import FlatParameters
 from .pass_rewrites import (
     WEIGHT_MATRIX,
     WEIGHTS_AT_LABELS,
+    compute_last_layer_first,
     gather_rows,
-    last_layer_last,
     read_weight_matrix,
     read_weights_at_labels,
     return_before_reshapes,
@@ -69,7 +69,7 @@ class PassSize(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PassProgram:
-    """The gradient graph for a fixed number of rows, compiled to bytes.
+    """The gradient graph for a fixed number of rows, as serialized ONNX.
 
     Attributes
     ----------
@@ -285,7 +285,7 @@ def _gradient_program(parts: PassParts, forward: _ForwardGraph) -> PassProgram:
     elif parts.on_host:
         transpose_operands(model.graph)
         if not settings.checkpoint_activations:  # checkpointing fixes the order of the nodes
-            last_layer_last(model.graph)
+            compute_last_layer_first(model.graph)
 
     # Copy the inputs for random numbers, so that the program does not keep the whole graph alive.
     random = []

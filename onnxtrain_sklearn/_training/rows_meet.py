@@ -240,7 +240,7 @@ def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[
             changed[name][row] = other[name][row]
         if not _equal(before, run(changed), np.arange(TRIED_ROWS) != row):
             return True
-        if trial > 1:  # only in later trials, to save time with large graphs
+        if trial > 1:  # the first two trials suffice for added rows, which takes time with large graphs
             continue
         more = {name: np.concatenate([array, array[[0] * ADDED_ROWS]]) for name, array in first.items()}
         kept = np.arange(TRIED_ROWS + ADDED_ROWS) < TRIED_ROWS

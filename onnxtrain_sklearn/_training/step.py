@@ -5,9 +5,9 @@ gradient, by sessions or machine code. :class:`~.updates.HostUpdates` computes t
 code or sessions. Pass and update are separate graphs because an update inside the gradient graph would overwrite
 weights that the backward pass still needs.
 
-Vectors and buffers are bound before the first step, so that no step allocates parameters, gradients or optimizer state.
-Exceptions: sparse data, gradients of rows, padding and row weights allocate arrays in each step, and running statistics
-are copied. Devices have their own step, :mod:`.device_step`.
+Vectors and buffers are bound before the first step, so that steps allocate nothing, except arrays for sparse data, for
+gradients of rows, for padding and row weights, and copies of running statistics. Devices have their own step,
+:mod:`.device_step`.
 """
 
 from __future__ import annotations
@@ -146,12 +146,8 @@ class HostStep(OneProcess):
 
     def __init__(self, parts: StepParts) -> None:
         settings, parameters = parts.settings, parts.parameters
-        self.settings, self.parameters, self.optimizer_state, self.batch_size = (
-            settings,
-            parameters,
-            parts.optimizer_state,
-            parts.batch_size,
-        )
+        self.settings, self.batch_size = settings, parts.batch_size
+        self.parameters, self.optimizer_state = parameters, parts.optimizer_state
         self.kind: StepKind | None = None
         self.passes = HostPasses(parts)
         self.program = self.passes.program
@@ -197,7 +193,7 @@ class HostStep(OneProcess):
         # Per step: compute the gradients, yield the loss, update when the caller asks for the next loss. While this
         # generator waits, the weights are those that gave the loss: the trainer copies them if the loss is finite
         # (``KeptWeights``), and abandons the epoch before the update if not. ``in_host_memory`` promises this order.
-        if self._updates is not None:
+        if self._updates is not None:  # the number of steps need not be exact: it says whether compiling pays
             self._updates.prepare((batches.n_minibatches or 0) // self.settings.accumulate)
         if self._accumulation is None:
             for minibatch in batches.epoch(skip):

@@ -64,7 +64,8 @@ class StepSettings:
     soft : bool
         Whether the targets of a classifier are the shares of the classes in each row.
     n_targets : int or None
-        Columns of the targets, or classes, where the loss takes another number of scores; else None.
+        Columns of the targets, or classes, where the loss takes another number of scores; else None. GaussianNLL takes
+        two scores for one column.
     declared : DeclaredTargets or None
         The targets that the loss declares by name; None if it takes labels or numbers.
     """

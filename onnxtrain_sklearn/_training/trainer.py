@@ -173,9 +173,9 @@ class Trainer:
     def fit(self) -> None:
         """Train until improvement stops, for at most ``max_iter`` epochs; warn if they end before improvement does.
 
-        There is no warning if all epochs were planned, or if the schedule has finished. The schedule is planned for
-        ``max_iter`` epochs. Each call measures improvement anew, because losses of earlier calls may come from other
-        data or another loss function.
+        There is no warning with ``early_stopping="best_epoch"``, or if the schedule has finished. The schedule is
+        planned for ``max_iter`` epochs. Each call measures improvement anew, because losses of earlier calls may come
+        from other data or another loss function.
         """
         settings, history, progress = self._settings, self.history, self.history.progress
         steps = self.most_steps()
@@ -414,9 +414,8 @@ CHECKED_AT_ONCE = 2**20
 
 def is_finite(vector: np.ndarray) -> bool:
     """Return True if all numbers of a vector are finite."""
-    if len(vector) <= SINGLE_THREAD_LENGTH and math.isfinite(
-        np.vdot(vector, vector)
-    ):  # faster; np.dot would warn of overflow
+    # One product is faster than a look at each number; np.dot would warn of overflow.
+    if len(vector) <= SINGLE_THREAD_LENGTH and math.isfinite(np.vdot(vector, vector)):
         return True
     blocks = (vector[i : i + CHECKED_AT_ONCE] for i in range(0, len(vector), CHECKED_AT_ONCE))
     return all(bool(np.isfinite(block).all()) for block in blocks)

@@ -55,8 +55,7 @@ class UpdateTuning:
         Elements of a block of NumPy, whose vectors and temporaries are still in the cache when they are read again.
     piece : int
         Elements of a piece: a session updates a vector longer than two pieces piece by piece. Temporaries then fit the
-        cache:
-        AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise).
+        cache: AdamW over 10M parameters takes 31 ms instead of 61 (64k to 256k are equal within noise).
     loading, compiling : float
         Seconds that it takes to load the compiler, and to compile a loop.
     call, element : float

@@ -473,8 +473,9 @@ PENALTY_BLOCK = 8192
 class HostPenalty:
     """The penalty on the penalized part of the parameters.
 
-    NumPy computes that of squares, to the bits of the graph, because a run of a session takes a tenth to a third of the
-    step of a small network: 8 to 20 microseconds instead of 2 to 4. The sum in the loss may be rounded otherwise.
+    Without an L1 part NumPy computes its gradient, to the bits of the graph, because a run of a session takes a tenth
+    to a third of the step of a small network: 8 to 20 microseconds instead of 2 to 4. Its value, which the loss holds,
+    may differ by rounding.
     """
 
     def __init__(self, bindings: VectorBindings, parameters: FlatParameters, settings: StepSettings) -> None:

@@ -51,9 +51,8 @@ class ScoreLoss:
 
     def _prepare(self, shape: tuple[int, ...]) -> None:
         """Open a session for pieces of this shape, unless the present one takes at least as many rows."""
-        suits = (
-            shape[0] == self._shape[:1][0] if self.rows_meet and self._shape else shape[0] <= (self._shape or (0,))[0]
-        )
+        present = self._shape[0] if self._shape else 0
+        suits = shape[0] == present if self.rows_meet else shape[0] <= present
         if shape[1:] != self._shape[1:] or not suits:
             graph = to_proto(score_loss_graph(self._settings, shape, self._dtype)).SerializeToString()
             self._session, self._shape = sessions.create_session(graph, devices.resolve_device()), shape

@@ -148,7 +148,7 @@ _FROZEN = (_Identity, tuple, frozenset, bytes)
 def content(value: object) -> object:
     """Return the nested content of ``value``; compare two contents with ``==``.
 
-    A function is equal only to itself, as long as the values in its closure do not change.
+    A function is equal only to itself, and only while the values in its closure stay the same.
     """
     try:
         return _content(value, {})

@@ -77,7 +77,7 @@ def ignores_float_errors(function: Callable[_Given, _Result]) -> Callable[_Given
 # Memory that runs out: libraries end the process then, or say that a file is broken.
 
 
-ROOM, MARGIN = 4, 2**25
+ROOM, RESERVE = 4, 2**25
 """Copies of a model that reading and checking it take at a time, and bytes for everything else."""
 
 _SIGNS = ("bad_alloc", "bad allocation", "Failed to allocate memory", "Available memory of")
@@ -93,7 +93,7 @@ def require_memory(size: int, what: str, copies: int = ROOM) -> None:
         return
     import resource
 
-    limit, needed = resource.getrlimit(resource.RLIMIT_AS)[0], copies * size + MARGIN
+    limit, needed = resource.getrlimit(resource.RLIMIT_AS)[0], copies * size + RESERVE
     if limit == resource.RLIM_INFINITY:
         return
     try:

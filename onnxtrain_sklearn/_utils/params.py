@@ -107,7 +107,9 @@ class Sizes:
 
 
 class Callbacks:
-    """A list or tuple of callables, or objects with the hooks of callbacks; a class is an instance that was forgotten.
+    """A list or tuple of callables, or objects with the hooks of callbacks.
+
+    A class is refused, although it can be called: ``[EarlyStopping]`` lacks the brackets of an instance.
 
     Parameters
     ----------

@@ -815,10 +815,7 @@ def _with_update(model: ir.Model, parameters: TrainingParameters, state: Trainin
         updates[name] = Update(weight, gradient, moments, rate, count)
     for name, results in emit_updates(op, parameters, updates).items():
         for end, value in zip(("", *(f"{moment}_" for moment in MOMENTS)), results, strict=False):
-            value.name, value.type, value.shape = (
-                f"New_{end}{name}",
-                updates[name].weight.type,
-                updates[name].weight.shape,
-            )
+            weight = updates[name].weight
+            value.name, value.type, value.shape = f"New_{end}{name}", weight.type, weight.shape
             graph.outputs.append(value)
     return model

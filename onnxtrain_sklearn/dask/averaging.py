@@ -44,8 +44,8 @@ class LocalSGD(Component):
     Notes
     -----
     More shards take less time and more epochs. With a million rows of seven classes, 8 shards, 50 steps between
-    averages and 12 epochs, the default outer optimizer reaches the accuracy of one machine plus 0.0035, and a plain
-    mean that of one machine less 0.003 (means of three seeds, ``benchmarks/cluster.py``). With 4 epochs and a third of
+    averages and 12 epochs, the accuracy is 0.0035 above that of one machine with the default outer optimizer, and
+    0.003 below it with a plain mean (means of three seeds, ``benchmarks/cluster.py``). With 4 epochs and a third of
     the learning rate, 0.001, both are behind, by 0.021 and 0.031, because a shard takes an eighth of the steps.
     Multiply the learning rate of one machine by the number of shards, up to about 0.01: at 0.008, the default is ahead
     by 0.0003 (means of five seeds).
@@ -131,7 +131,7 @@ class LocalSGD(Component):
                 raise ValueError(f"{name} must be an int >= 1, got {count!r}.")
         steps = n_rows / (n_workers * batch_size)
         rounds = max(1.0, steps / self.sync_every)
-        moved = n_workers * 8 * n_parameters * (1 + n_slots)
+        moved = n_workers * 2 * 4 * n_parameters * (1 + n_slots)  # float32, to the workers and back
         return steps * step_seconds + rounds * (round_seconds + moved / bytes_per_second)
 
 

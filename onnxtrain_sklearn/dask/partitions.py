@@ -51,7 +51,7 @@ A round needs one window of each shard in memory, and rows are shuffled within w
 """
 
 STRIPES, LAYERS = 4096, 32
-"""With at most so many stripes, each window has one of each partition. Else it has stripes of so many layers."""
+"""With at most STRIPES stripes, each window has one of each partition. Else it has stripes of LAYERS layers."""
 
 Part = tuple[Any, np.ndarray, "np.ndarray | None"]
 """X, y and weights of a partition."""

@@ -77,7 +77,7 @@ class Embedded(BaseBuilder):
         self.columns = columns
 
     @property
-    def scales_targets(self) -> bool:  # type: ignore[override]  # as the embedded builder says
+    def scales_targets(self) -> bool:  # type: ignore[override]  # as the builder behind the embedding says
         """True if the builder's graphs may be trained on targets of another unit."""
         return bool(getattr(self._builder(), "scales_targets", False))
 
@@ -352,10 +352,10 @@ class PiecewiseLinearEmbedding(_OwnEmbedding):
 
     The bins of a column lie between ``n_bins + 1`` edges, quantiles of it. Values that repeat so often that several
     quantiles would fall on them are one edge each, and the other edges are quantiles of the other values: a column of
-    zeros and few other numbers has as many bins as any. A number becomes a vector that is 1 for the bins
-    below it, 0 for those above it, and the position within its own bin; a linear layer for each column maps it to
-    ``size`` columns. A linear function of the number itself is added. The weights of the piecewise part start at zero:
-    training starts from a linear embedding.
+    zeros and few other numbers has as many bins as any. A number becomes a vector that is 1 for the bins below it, 0
+    for those above it, and the position within its own bin, which in the outer bins goes on without a bound; a linear
+    layer for each column maps it to ``size`` columns. A linear function of the number itself is added. The weights of
+    the piecewise part start at zero: training starts from a linear embedding.
 
     Parameters
     ----------
@@ -611,7 +611,7 @@ def _column_edges(values: np.ndarray, counts: np.ndarray, n_edges: int) -> np.nd
 
 
 def _frequent(counts: np.ndarray, n_edges: int) -> np.ndarray:
-    """Return which values have more rows than an edge has on the mean, where the others share the edges left over.
+    """Return which values have more rows than each remaining edge gets, once each value found has taken one edge.
 
     Quantiles of all rows would fall on such a value several times, and leave fewer bins than there are edges.
     Two edges at least are left over for others, their least and their largest: the outer bins go on without a bound,

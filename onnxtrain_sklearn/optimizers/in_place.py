@@ -166,7 +166,10 @@ def moves_without_gradient(optimizer: UpdateRule) -> bool:
 
 
 def _belongs_to_rule(optimizer: UpdateRule, name: str) -> bool:
-    """Return True if the attribute belongs to the class that defines ``update``; a subclass may override only that."""
+    """Return True if the most derived class that defines any part of the rule defines the attribute.
+
+    A subclass may override ``update`` alone: what its base says of the attribute need not hold then.
+    """
     rule = {"update", "slots", "scalars", name}
     return name in vars(next(c for c in type(optimizer).__mro__ if rule & vars(c).keys()))
 

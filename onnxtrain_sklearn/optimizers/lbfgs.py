@@ -47,7 +47,7 @@ class LBFGS(BaseOptimizer):
     history_size : int, default=10
         Iterations that H is estimated from, at least 1; each costs two vectors of float64.
     max_line_searches, max_fun : int, default=20 and 15000
-        Evaluations of the objective in one line search and in all, at least 1.
+        Evaluations of the objective in one line search (SciPy's ``maxls``) and in all, at least 1.
 
     Examples
     --------

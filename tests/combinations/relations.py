@@ -41,7 +41,7 @@ def keeps_labels(draw: WideDraw, kept: np.ndarray) -> bool:
     return draw.task in ("regression", "several") or len(np.unique(draw.y[kept])) == len(np.unique(draw.y))
 
 
-# --- the relations ---
+# the relations.
 
 
 def refit_begins_anew(draw: WideDraw) -> None:

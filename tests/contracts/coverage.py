@@ -84,7 +84,7 @@ def first_opsets() -> dict[str, int]:
     return found
 
 
-# --- what is proven ---
+# what is proven.
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def probe(engine: str, name: str) -> list[Trial]:
     return [Trial(name, form, UNPROVEN) for form in ("inputs", "dynamic")]
 
 
-# --- what is written ---
+# what is written.
 
 
 def runtime(engine: str) -> str:

@@ -9,7 +9,7 @@ from tests.contracts.recurrence_cases import CASES, case
 
 __all__ = ["CASES"]
 
-# --- control flow ---
+# control flow.
 
 BRANCHES = """
     y = If(c) <then_branch = one () => (float{0} u) {{ a = Sin(h) u = Mul(a, w) }},
@@ -113,7 +113,7 @@ case("If", dropout, x=MATRIX, t=np.bool_(False), wrt=["x"], **more)
 noise = chance.format("k = RandomNormalLike(x) u = Mul(x, k)")
 case("If", noise, x=MATRIX, c=np.bool_(True), fed=["c"], refused="other numbers")
 
-# --- resampling ---
+# resampling.
 
 for mode in ("nearest", "linear", "cubic"):
     for coordinates in ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel", "half_pixel_symmetric"):
@@ -179,7 +179,7 @@ for corners in (0, 1):
     case("AffineGrid", body, x=(2, 2, 3), n=ints(2, 3, 4, 5), opsets=(20,))
     case("AffineGrid", body, x=(2, 3, 4), n=ints(2, 1, 2, 3, 4), opsets=(20,))
 
-# --- sequences ---
+# sequences.
 
 SEQUENCE = "s = SequenceConstruct(x, z, w) "
 for position in (0, 2, -1):
@@ -253,7 +253,7 @@ case(
     i=np.int64(1),
 )
 
-# --- transformers, and cropping ---
+# transformers, and cropping.
 
 case("CenterCropPad", "y = CenterCropPad(x, n)", x=(4, 5), n=ints(3, 8), wrt=["x"])
 case("CenterCropPad", "y = CenterCropPad<axes = [1, -3]>(x, n)", x=(4, 5, 3), n=ints(2, 7), wrt=["x"])

@@ -30,7 +30,7 @@ def mixed(left, right):
     return AMBIGUOUS if met != 1 else ""
 
 
-# --- elementwise, one operand ---
+# elementwise, one operand.
 
 for name in ("Abs", "Cos", "Erf", "Exp", "Identity", "LeakyRelu", "Neg", "Relu", "Sigmoid", "Sin", "Softplus", "Tanh"):
     case(name, f"y = {name}(x)", x=MATRIX, opsets=OPSETS)
@@ -61,7 +61,7 @@ case("Trilu", "y = Trilu(x)", x=(3, 3), opsets=(14, 18, 21))
 case("Trilu", "y = Trilu<upper = 0>(x, k)", x=CUBE, k=np.int64(1))
 case("Trilu", "y = Trilu(x, k)", x=CUBE, k=np.int64(-1))
 
-# --- elementwise, several operands ---
+# elementwise, several operands.
 
 for name in ("Add", "Sub", "Mul", "Div", "Max", "Min"):
     for left, right in BROADCAST:
@@ -94,7 +94,7 @@ case("Where", "y = Where(c, x, z)", x=(1, 3), z=(1, 3), c=bools([1, 0, 1], [0, 1
 case("Where", "y = Where(c, x, z)", x=MATRIX, z=MATRIX, c=bools([1, 0, 1], [0, 1, 1]), fed=["c"], dynamic=AMBIGUOUS)
 case("Where", "r = Reshape(x, s) y = Where(c, r, z)", x=(3,), z=(2, 1), c=bools(1, 0, 1), s=ints(1, 3), fed=["s"])
 
-# --- products ---
+# products.
 
 for left, right in [
     ((2, 3), (3, 4)),
@@ -159,7 +159,7 @@ case(
     x=(20,), w=(2, 1, 3, 3), s=ints(1, 1, 4, 5), fed=["s"], refused="auto_pad",
 )  # fmt: skip
 
-# --- pooling and normalization ---
+# pooling and normalization.
 
 for pads in ("", ", pads = [1, 1, 1, 1]", ", pads = [0, 0, 1, 1]"):
     settings = f", strides = [2, 2]{pads}"
@@ -218,7 +218,7 @@ for name in ("Softmax", "LogSoftmax"):
         case(name, f"y = {name}{settings}(x)", x=(2, 3, 2), opsets=(18,) if settings else (13, 17, 18, 21))
     case(name, f"y = {name}(x)", x=(3,))
 
-# --- losses and dropout ---
+# losses and dropout.
 
 LABELS, GRID = ints(1, 0), ints([1, 0], [2, 1])
 for reduction in ("mean", "sum", "none"):
@@ -242,7 +242,7 @@ for outputs in ("y", "y, m"):
     fed = {"t": bools(1)[0], "fed": ["t"], "refused": "training_mode"}
     case("Dropout", f"{outputs} = Dropout(x, r, t)", x=MATRIX, **fed, **RATIO)
 
-# --- reductions ---
+# reductions.
 
 for name in ("ReduceSum", "ReduceMean", "ReduceLogSumExp", "ReduceL2"):
     root = {"reference": "q = Mul(x, x) s = ReduceSum<keepdims = {0}>(q{1}) y = Sqrt(s)"} if name == "ReduceL2" else {}
@@ -265,7 +265,7 @@ for name in ("ReduceSum", "ReduceMean", "ReduceLogSumExp"):
     case(name, f"r = Reshape(x, s) y = {name}<keepdims = 0>(r, a)", x=(12,), s=ints(2, 3, 2), a=ints(1), fed=["s", "a"])
 case("ReduceL2", "y = ReduceL2(x)", x=(), refused="scalar")
 
-# --- selecting and arranging ---
+# selecting and arranging.
 
 REPEATED, FOLLOWING = (ints(2, 0, 2), ints([0, 1], [1, 1]), ints(-1, 0, -1)), (np.int64(1), ints(1, 2), ints(-2, 2))
 for index in (*FOLLOWING, *REPEATED, np.array([1, 0], np.int32)):
@@ -362,7 +362,7 @@ for one in ("a", "b", "c"):
     case("Split", f"a, b, c = Split<axis = -1>(x) y = Tanh({one})", x=(2, 6), opsets=(11, 13))
 case("Split", "a, b = Split<axis = 1>(x, s) y = Tanh(a)", x=(2, 4), s=ints(3, 1), fed=["s"], refused="outputs")
 
-# --- refused altogether ---
+# refused altogether.
 
 for body, arrays in {
     "y = Elu(x)": {"x": MATRIX},

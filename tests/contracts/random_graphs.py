@@ -20,7 +20,7 @@ from tests.contracts.sketch import LARGEST, Sketch, Value, scalar
 
 Generator = Callable[[Sketch], object]
 
-# --- elementwise ---
+# elementwise.
 
 
 def unary(operator: str, s: Sketch, adapt: Callable | None = None, **attributes: tuple[float, float]) -> None:
@@ -113,7 +113,7 @@ def clip(s: Sketch) -> None:
     s.emit("Clip", [x, *bounds], x.shape, x.bound)
 
 
-# --- products ---
+# products.
 
 
 def matmul(s: Sketch) -> None:
@@ -161,7 +161,7 @@ def agrees(known: Sequence[int | None], v: Value) -> bool:
     return all(n in (None, size) for n, size in zip(known, v.shape, strict=True))
 
 
-# --- reductions ---
+# reductions.
 
 
 def reduction(operator: str, s: Sketch, adapt: Callable = Sketch.tamed) -> None:
@@ -192,7 +192,7 @@ def cumulative_sum(s: Sketch) -> None:
     s.emit("CumSum", [x, axis], x.shape, 3 * x.bound, exclusive=int(s.flag()), reverse=int(s.flag()))
 
 
-# --- normalizations, convolutions, pools ---
+# normalizations, convolutions, pools.
 
 
 def layer_normalization(operator: str, s: Sketch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.contracts.sketch import Sketch, Value, scalar
 
-# --- shapes ---
+# shapes.
 
 
 def reshape(s: Sketch) -> None:
@@ -170,7 +170,7 @@ def compress(s: Sketch) -> None:
     s.emit("Compress", [x, s.constant(chosen)], [chosen.sum()] if axis is None else shape, x.bound, **settings)
 
 
-# --- indices ---
+# indices.
 
 
 def gather(s: Sketch) -> None:

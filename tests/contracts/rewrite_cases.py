@@ -107,7 +107,7 @@ X = normal(ROWS, 3)
 WITH_NAN = X.copy()
 WITH_NAN[[0, 2, 5], [0, 1, 0]] = np.nan
 
-# --- linear ---
+# linear.
 
 LINEAR = {"coef": (2, 3), "intercept": (2,)}
 for transform in ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"):
@@ -138,7 +138,7 @@ case("LinearRegressor", x=X, targets=2, coefficients=flat(2, 3), intercepts=flat
 case("LinearClassifier", x=X, coefficients=flat(3, 3), intercepts=flat(3), classlabels_ints=[0, 1],
      refused="3 rows of weights for 2 labels")  # fmt: skip
 
-# --- features ---
+# features.
 
 case("Scaler", x=X, offset=flat(3), scale=flat(3, seed=5), parameters={"offset": (3,), "scale": (3,)})
 case("Scaler", x=X, offset=[0.5], scale=[2.0], parameters={"offset": (1,), "scale": (1,)})
@@ -192,7 +192,7 @@ case("LabelEncoder", x=np.array([[3, 1], [9, 2]]), keys_tensor=onnx.numpy_helper
 case("LabelEncoder", x=np.array([1.5, np.nan, 7], np.float32), keys_floats=[1.5, np.nan, 8.0], version=4,
      values_floats=flat(3))  # fmt: skip
 
-# --- support vector machines ---
+# support vector machines.
 
 KERNELS = {"LINEAR": [0.0, 0.0, 0.0], "POLY": [0.4, 1.2, 3.0], "RBF": [0.3, 0.0, 0.0], "SIGMOID": [0.2, -0.4, 0.0]}
 POLYNOMIALS = {"POLY": [[0.4, 1.2, 2.0], [0.4, 9.0, 1.5]]}
@@ -232,7 +232,7 @@ case("SVMClassifier", x=X, support_vectors=flat(6, 3), coefficients=flat(1, 6), 
      vectors_per_class=[2, 2, 2], classlabels_ints=[0, 1, 2], refused="do not fit 3 classes and 6 vectors")  # fmt: skip
 
 
-# --- trees ---
+# trees.
 
 
 def tree_attributes(weights, trees, *, modes=("BRANCH_LEQ",), missing=False, targets=1, seed=0):
@@ -338,7 +338,7 @@ for aggregate in (0, 1, 2, 3):
          nodes_trueleafs=[0, 1, 1], nodes_falseleafs=[1, 1, 1], leaf_targetids=[0, 0, 0, 1, 1],
          leaf_weights=tensor(normal(5)), nodes_missing_value_tracks_true=[1, 0, 0])  # fmt: skip
 
-# --- distances, and the rest ---
+# distances, and the rest.
 
 for metric in ("euclidean", "sqeuclidean"):
     case("CDist", x=X, y=normal(4, 3, seed=8), domain="com.microsoft", metric=metric, initializers=("y",))

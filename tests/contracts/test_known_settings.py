@@ -106,7 +106,7 @@ def test_a_default_that_is_written_down_is_no_setting(engine):
         gradient_graph(model_of_node("Attention", QKV, opset=25, left_window_size=-1), wrt="x", engine="portable")
 
 
-# --- every operator, of every opset, by its schemas ---
+# every operator, of every opset, by its schemas.
 
 
 @pytest.mark.parametrize(("name", "known"), KNOWN)

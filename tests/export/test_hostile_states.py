@@ -44,7 +44,7 @@ def unchanged(estimator: Any, state: Any, match: str) -> None:
         np.testing.assert_array_equal(estimator.weights_[name], array)
 
 
-# --- constants ---
+# constants.
 
 WAYS: dict[str, Any] = {
     "weights": lambda one, path: one.weights_,
@@ -152,7 +152,7 @@ def test_values_that_only_training_reads_are_not_compared():
     assert other.load_state(one.weights_)
 
 
-# --- files of tensors ---
+# files of tensors.
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -232,7 +232,7 @@ def test_files_of_tensors_come_back():
         np.testing.assert_array_equal(found[name], array)
 
 
-# --- manifests ---
+# manifests.
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +372,7 @@ def test_inputs_of_a_step_are_not_larger_than_memory(folder, tmp_path):
         load_training(written(tmp_path / "folder", files)).partial_fit(X, Y)
 
 
-# --- weights beside files of training graphs ---
+# weights beside files of training graphs.
 
 
 def with_external_weights(content: bytes, path: Path, location: str) -> bytes:
@@ -442,7 +442,7 @@ def test_hostile_manifests_of_training_files(text, tmp_path):
         load_training(tmp_path / "x.onnx")
 
 
-# --- files that are none, or that take no room on the disk ---
+# files that are none, or that take no room on the disk.
 
 
 def sparse(path: Path, beginning: bytes = b"", size: int = 2**33) -> None:

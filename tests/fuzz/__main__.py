@@ -55,7 +55,7 @@ def main() -> int:
     return Parent(given).run()
 
 
-# --- a child ---
+# a child.
 
 
 def child(engine: str | None, *, stored: bool) -> int:
@@ -100,7 +100,7 @@ def one_case(number: int, engine: str | None, *, stored: bool) -> int:
 GOOD = ("trained", "refused")
 
 
-# --- the parent ---
+# the parent.
 
 
 class Child:

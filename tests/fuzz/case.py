@@ -221,7 +221,7 @@ def _sane(estimator: Any, one: FuzzCase) -> str:
     return ""
 
 
-# --- whose error ---
+# whose error.
 
 
 def allowed(error: BaseException) -> bool:

@@ -261,7 +261,7 @@ class Kind(Drawn):
         return model, kinds
 
 
-# --- losses of the outputs of the file, in float64 ---
+# losses of the outputs of the file, in float64.
 
 
 def log_softmax(scores: np.ndarray) -> np.ndarray:
@@ -290,7 +290,7 @@ def probabilities(kind: str, scores: np.ndarray) -> np.ndarray:
     return np.exp(log_softmax(scores.astype(np.float64))) if kind == "logits" else scores
 
 
-# --- one case ---
+# one case.
 
 
 def run(number: int, engine: str | None = None) -> str:

@@ -267,7 +267,7 @@ class Drawn:
         return onnx.helper.make_model(graph, ir_version=ir_version, opset_imports=imports, functions=self.functions)
 
 
-# --- one case ---
+# one case.
 
 
 def run(number: int, engine: str | None = None) -> str:

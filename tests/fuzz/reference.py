@@ -98,7 +98,7 @@ def as_doubles(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in feeds.items()}
 
 
-# --- a graph in float64 ---
+# a graph in float64.
 
 
 def in_double(proto: onnx.ModelProto) -> onnx.ModelProto:

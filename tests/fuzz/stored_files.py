@@ -72,7 +72,7 @@ def fitted() -> OrtGradientClassifier:
         return estimator().fit(X, Y)
 
 
-# --- changes ---
+# changes.
 
 
 def changed_bytes(rng: random.Random, content: bytes) -> bytes:
@@ -139,7 +139,7 @@ def changed_text(rng: random.Random, content: bytes) -> bytes:
         return b"[" * 100_000
 
 
-# --- targets: each makes a file, and returns what is to be read and how ---
+# targets: each makes a file, and returns what is to be read and how.
 
 
 def manifest(rng: random.Random, folder: Path) -> Callable[[], object]:

@@ -394,7 +394,7 @@ def _places(op: GraphBuilder, c: Layout) -> np.ndarray:
     return places.reshape(w.kernel[-1], length * steps)
 
 
-# --- Tiles: 3x3 and 3x3x3 kernels by Winograd's algorithm F(2, 3) ---
+# Tiles: 3x3 and 3x3x3 kernels by Winograd's algorithm F(2, 3).
 #
 # Along one axis, two neighboring outputs read four pixels, a *tile*. They take six products, or four products of sums
 # of the pixels with sums of the kernel: ``y = A'((G k) * (B' x))``. With two axes, 16 products replace 36. Each entry

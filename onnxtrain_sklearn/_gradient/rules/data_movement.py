@@ -34,7 +34,7 @@ from ..reverse import (
     zeros_like,
 )
 
-# --- Blocks: reshaping, slicing, padding, concatenation, splitting ---
+# Blocks: reshaping, slicing, padding, concatenation, splitting.
 
 
 def _reshape_rule(r: Reverse) -> Sequence[Thunk]:
@@ -139,7 +139,7 @@ def _depth_to_space_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: r.op.Gather(blocks, order, axis=1)]
 
 
-# --- Elements at indices ---
+# Elements at indices.
 
 
 Pick: TypeAlias = Callable[[ir.Value], ir.Value]

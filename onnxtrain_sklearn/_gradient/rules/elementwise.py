@@ -26,7 +26,7 @@ Cotangent = Callable[[Reverse, GraphBuilder, ir.Value, ir.Value, ir.Value], "ir.
 """Called with the node, the builder, the cotangent of the output, the input, and the output."""
 
 
-# --- Unary operators ---
+# Unary operators.
 
 
 def _mish_cotangent(r: Reverse, op: GraphBuilder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -137,7 +137,7 @@ def _unary_rule(cotangent: Cotangent, r: Reverse) -> Sequence[Thunk]:
     return [of_input]
 
 
-# --- Operators of several operands ---
+# Operators of several operands.
 
 
 def _mul_rule(r: Reverse) -> Sequence[Thunk]:
@@ -275,7 +275,7 @@ UNARY_SETTINGS = {
 """Names of the attributes of unary operators that have any."""
 
 
-# --- Ranges, random numbers and quantization ---
+# Ranges, random numbers and quantization.
 
 
 def _nothing_rule(r: Reverse) -> Sequence[Thunk]:

@@ -24,7 +24,7 @@ from ...graph import INT64, Operand, length_along
 from ..reverse import GradientRule, Reverse, Thunk, mask, reshape_to, scatter_add, zeros_like
 from .windows import spatial_sizes
 
-# --- Samples at coordinates ---
+# Samples at coordinates.
 
 TAPS: dict[str, tuple[int, list[list[float]]]] = {
     "nearest": (0, [[1.0]]),
@@ -201,7 +201,7 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     )
 
 
-# --- Bins of regions ---
+# Bins of regions.
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
     return of_images, of_regions, None
 
 
-# --- Resampling, which is linear in its input ---
+# Resampling, which is linear in its input.
 
 
 def _resized_back(r: Reverse) -> ir.Value:

@@ -155,7 +155,7 @@ def _identity(r: Reverse, x: ir.Value, axis: int) -> ir.Value:
     return mask(r.op, r.op.Equal(places, r.op.Unsqueeze(places, axes=[1])))
 
 
-# --- SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: classes are on axis 1, and rows may be ignored ---
+# SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: classes are on axis 1, and rows may be ignored.
 
 
 def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:

@@ -24,9 +24,9 @@ _EPSILON = 1e-5
 
 
 def normalize_by_moments(op: GraphBuilder, node: ir.Node) -> None:
-    """Replace a node in training mode by batch statistics, which the gradient shares, and a normalization by them.
+    """Replace a node in training mode by nodes that compute the batch statistics, and the operator in inference mode.
 
-    The normalization is the same operator in inference mode.
+    The gradient shares the statistics.
     """
     r = Reverse(op, node, (), frozenset())
     types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None and value.name}
@@ -39,7 +39,7 @@ def normalize_by_moments(op: GraphBuilder, node: ir.Node) -> None:
     replace_node(op, node, [result, _running(r, 1, mean), _running(r, 2, variance)])
 
 
-# --- Parts that several rules share ---
+# Parts that several rules share.
 
 
 def _mean_over(op: GraphBuilder, x: ir.Value, axes: list[int]) -> ir.Value:
@@ -84,7 +84,7 @@ def _cotangent_of_statistic(r: Reverse, index: int) -> ir.Value | None:
     return cotangent if same else r.op.Cast(cotangent, to=r.op.dtype)
 
 
-# --- Rules ---
+# Rules.
 
 
 def _layer_normalization_rule(r: Reverse) -> Sequence[Thunk]:
@@ -191,7 +191,7 @@ def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: reshape_to(op, op.Sub(direct, op.Mul(op.Mul(x, 2 * alpha * beta), around)), r.x())]
 
 
-# --- BatchNormalization, and the form of its forward pass that shares the statistics of the batch ---
+# BatchNormalization, and the form of its forward pass that shares the statistics of the batch.
 #
 # In training mode the gradient needs mean and variance of the batch, which the operator does not return. So the forward
 # pass computes them by reductions too, and normalizes by them in inference mode, whose kernel takes 0.27 to 0.55 of the
@@ -219,7 +219,7 @@ class _PerChannel:
 
     op: GraphBuilder
     rank: int
-    plain: int
+    n_normalized: int
     """The number of channels if BatchNormalization is the faster form of products and sums, else 0."""
 
     @property
@@ -237,15 +237,15 @@ class _PerChannel:
         """Return the vector in a shape that broadcasts to the values."""
         return self.op.Reshape(vector, [-1, *[1] * (self.rank - 2)]) if self.rank > 2 else vector
 
-    def less(self, value: ir.Value, vector: ir.Value) -> ir.Value:
+    def minus(self, value: ir.Value, vector: ir.Value) -> ir.Value:
         """Return ``value - vector``."""
-        if self.plain:
+        if self.n_normalized:
             return self._normalized(value, self._all(1), self._all(0), vector)
         return self.op.Sub(value, self.spread(vector))
 
     def times(self, value: ir.Value, factor: ir.Value, shift: ir.Value | None = None) -> ir.Value:
         """Return ``value * factor``, or ``value * factor + shift``."""
-        if self.plain:
+        if self.n_normalized:
             return self._normalized(value, factor, self._all(0) if shift is None else shift, self._all(0))
         product = self.op.Mul(value, self.spread(factor))
         return product if shift is None else self.op.Add(product, self.spread(shift))
@@ -256,14 +256,14 @@ class _PerChannel:
         )
 
     def _all(self, number: float) -> np.ndarray:
-        return np.full(self.plain, number, self.op.dtype.numpy())
+        return np.full(self.n_normalized, number, self.op.dtype.numpy())
 
 
 def _per_channel(r: Reverse) -> _PerChannel:
     channels, *pixels = (dims(r.x()) or [None])[1:] or [None]
     few = fixed(pixels) and bool(pixels) and math.prod(pixels) <= _FEW_PIXELS
-    plain = channels if isinstance(channels, int) and few and r.op.dtype in _NORMALIZED_TYPES else 0
-    return _PerChannel(r.op, r.rank(), plain)
+    n_normalized = channels if isinstance(channels, int) and few and r.op.dtype in _NORMALIZED_TYPES else 0
+    return _PerChannel(r.op, r.rank(), n_normalized)
 
 
 def _in_training_mode(r: Reverse) -> bool:
@@ -275,7 +275,7 @@ def _in_training_mode(r: Reverse) -> bool:
 def _batch_moments(r: Reverse, c: _PerChannel) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return the mean of each channel, the centered values, and the variance."""
     mean = c.means(r.x())
-    centered = c.less(r.x(), mean)
+    centered = c.minus(r.x(), mean)
     return mean, centered, c.means(r.op.Mul(centered, centered))
 
 
@@ -301,6 +301,7 @@ def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
         return divided(c.sums(op.Mul(g, rows)))
 
     def of_output(g: ir.Value) -> ir.Value:
+        # divided again: the values that are multiplied by this mean, `rows`, are not divided either
         means = c.times(rows, op.Div(divided(of_scale(g)), count), op.Div(c.sums(g), count))
         return c.times(op.Sub(g, means), op.Mul(inverse, r.x(1)))
 
@@ -346,7 +347,7 @@ def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
     factor = op.Mul(r.x(1), inverse)
 
     def of_scale() -> ir.Value:
-        rows, divided = _before_division(r, c, c.less(r.x(), r.x(3)), inverse)
+        rows, divided = _before_division(r, c, c.minus(r.x(), r.x(3)), inverse)
         return divided(c.sums(op.Mul(r.g, rows)))
 
     return (

@@ -197,7 +197,7 @@ def _det_rule(r: Reverse) -> Sequence[Thunk]:
     return [lambda: op.Mul(op.Mul(op.Det(minors), signs.astype(op.dtype.numpy())), g)]
 
 
-# --- Fourier transforms: linear, so that the adjoint is the transform in the opposite direction ---
+# Fourier transforms: linear, so that the adjoint is the transform in the opposite direction.
 #
 # With ``F`` the matrix of the transform over ``N`` values, the inverse is ``conj(F) / N``: the cotangent of the input
 # of ``F`` is ``conj(F)`` times that of its output, and vice versa. Truncated values have a zero cotangent, padding is

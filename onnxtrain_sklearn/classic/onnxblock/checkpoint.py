@@ -328,10 +328,8 @@ def _vector(builder: flatbuffers.Builder, offsets: Sequence[int]) -> int:
 
 
 def _state(builder: flatbuffers.Builder, name: str, slots: Mapping[str, np.ndarray]) -> int:
-    moments, text = (
-        _vector(builder, [_pack(builder, n, a) for n, a in slots.items()]),
-        builder.CreateString(name),
-    )
+    moments = _vector(builder, [_pack(builder, n, a) for n, a in slots.items()])
+    text = builder.CreateString(name)
     builder.StartObject(2)
     builder.PrependUOffsetTRelativeSlot(0, text, 0)
     builder.PrependUOffsetTRelativeSlot(1, moments, 0)
