@@ -68,7 +68,7 @@ from .._training.step_parts import StepSettings, TrainedPositions
 from .._utils.cache import with_attributes
 from .._utils.typing import ClassWeight
 from ..exceptions import ModelError, warn
-from ..losses import LOSSES, Loss, resolve_loss
+from ..losses import LOSSES, DistributionLoss, Loss, Quantiles, resolve_loss
 from ..losses.base import LabelKind
 from .call import Examples, FitContext
 from .fitted_state import Columns, FittedState
@@ -204,6 +204,35 @@ def has_probabilities(loss: object) -> bool:
     """Return True if ``loss`` gives probabilities, or if it is invalid, for which ``fit`` raises the error."""
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return not isinstance(known, Loss) or known.link("binary") != "identity"
+
+
+def require_distribution(estimator: Parameters) -> bool:
+    """Return True if the loss learns a distribution; else raise AttributeError, as ``available_if`` expects."""
+    return _require_further(
+        estimator, DistributionLoss, "predict_distribution", "a distribution, such as 'gaussian_nll'"
+    )
+
+
+def require_quantiles(estimator: Parameters) -> bool:
+    """Return True if the loss learns a distribution or quantiles; else raise AttributeError."""
+    what = "a distribution or quantiles, such as 'gaussian_nll' or 'quantiles'"
+    return _require_further(estimator, (DistributionLoss, Quantiles), "predict_quantiles", what)
+
+
+def _require_further(estimator: Parameters, kinds: Any, method: str, what: str) -> bool:
+    state: FittedState | None = getattr(estimator, "_state", None)
+    loss = estimator.loss
+    if state is None:
+        known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
+        found = not isinstance(known, Loss) or isinstance(known, kinds)  # ``fit`` raises the error of an invalid one
+    else:
+        found = isinstance(state.decoding.distribution, kinds)
+    if not found:
+        why = f"it needs a loss for {what}, got loss={loss!r}."
+        if state is not None and state.graph.members is not None and isinstance(resolve_loss(loss), kinds):
+            why = "the graph has several members (n_members), of which it gives the mean alone."
+        raise AttributeError(f"{method} is not available: {why}")
+    return True
 
 
 def takes_negative_numbers(loss: object) -> bool:
@@ -639,11 +668,14 @@ def decoding_for(
             f"loss={type(loss).__name__} takes {wanted} score(s) for these labels, but the graph's output has "
             f"{n_scores} column(s)."
         )
-    link = loss.link(task_of_label)
+    link, more = loss.link(task_of_label), dict[str, Any]()
     if task == "regression":
         graph = graph if graph.link == link else graph.ignoring_activation()
         graph = graph if n_targets is None else graph.ignoring_activation()
-        return graph, Decoding(task, link, n_scores, row_shape=targets.row_shape, n_targets=n_targets)
+        # The mean over the members of an ensemble is a prediction, but their mean scale is not that of their mixture.
+        distribution = None if n_targets is None or graph.members is not None else loss
+        more = {"row_shape": targets.row_shape, "n_targets": n_targets, "distribution": distribution}
+        return graph, Decoding(task, link, n_scores, **more)
     if of_pairs:
         if targets.soft:
             raise ModelError(
@@ -653,7 +685,7 @@ def decoding_for(
         return graph, Decoding(task, "identity", n_scores, targets.classes)
     if link == "ordinal":
         require_numbers_in_order(targets.classes)
-    more: Any = {"positions": positions, "soft": targets.soft, "n_targets": n_targets}
+    more = {"positions": positions, "soft": targets.soft, "n_targets": n_targets}
     if graph.link not in ("sigmoid", "softmax"):
         return graph.ignoring_activation(), Decoding(task, link, n_scores, targets.classes, **more)
     if task == "multioutput":

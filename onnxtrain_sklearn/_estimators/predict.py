@@ -18,6 +18,7 @@ from .._data.targets import accuracy_at_positions
 from .._inference.graph import Decoding
 from .._model.links import Link
 from .._utils.typing import MatrixLike
+from ..losses import Loss, Quantiles
 from .examples import graph_inputs, require_no_nan
 
 
@@ -32,6 +33,17 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
     require_no_nan(estimator, state, columns)
     result: np.ndarray = state.predictor(columns, with_scores=with_scores).run(columns, output=output)
     return result
+
+
+def predicted_with_further(estimator: Any, X: MatrixLike) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the prediction of a regressor, and the outputs of its graph that its loss adds, by name."""
+    state = estimator._state
+    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
+    require_no_nan(estimator, state, columns)
+    predictor = state.predictor(columns)
+    prediction, *others = predictor.run_several(columns, range(len(predictor.outputs)))
+    further = dict(zip(predictor.outputs[1:], others, strict=True))
+    return numbers_in_rows(state.decoding, prediction, X), further
 
 
 def chunk_rows(estimator: Any, X: MatrixLike, method: str) -> tuple[int, int]:
@@ -76,6 +88,22 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
     # The result is None if a number of X is not finite: the checks know whether the model allows it.
     result: np.ndarray | None = predictor.run_finite(spec.name, X, spec.dtype, output)
     return result
+
+
+def checked_levels(quantiles: Any, loss: Loss | None) -> list[float]:
+    """Return the quantiles to predict as numbers in (0, 1); raise ValueError for one that the loss does not learn."""
+    known = list(map(float, loss.quantiles)) if isinstance(loss, Quantiles) else None
+    if quantiles is None:
+        return known or [0.1, 0.5, 0.9]
+    levels = np.asarray(quantiles)
+    if levels.ndim != 1 or not levels.size or levels.dtype.kind not in "fiu" or not ((levels > 0) & (levels < 1)).all():
+        raise ValueError(f"quantiles must be a sequence of numbers between 0 and 1, got {quantiles!r}.")
+    if known is not None and (unknown := [level for level in levels.tolist() if level not in known]):
+        raise ValueError(
+            f"loss=Quantiles({known}) was not trained for the quantiles {unknown}: ask for some of {known}, or train "
+            f"with Quantiles({sorted({*known, *levels.tolist()})})."
+        )
+    return [float(level) for level in levels]
 
 
 # Turn outputs of the graph into predictions, and compute the accuracy of labels.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +15,20 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.held_out import r2_in_part, r2_of_maps
+from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, numbers_in_part, without_missing
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
-from .._utils.typing import Predictions, TableLike
-from ..losses import Loss, LossBlock
+from .._utils.typing import MatrixLike, Predictions, TableLike
+from ..losses import DistributionLoss, Loss, LossBlock, Quantiles
 from ..models.given import resolve_graph_model
 from .base import BaseOrtGradient
 from .call import Call
 from .config import check_partial_fit, trains_in_minibatches
 from .fit import train
-from .outputs import NumberTask, OutputTask, takes_negative_numbers
+from .outputs import NumberTask, OutputTask, require_distribution, require_quantiles, takes_negative_numbers
 from .parameters import REGRESSOR, attributes
-from .predict import numbers_in_rows
+from .predict import checked_levels, numbers_in_rows, predicted_with_further
 from .scoring import loss_of_declared
 from .streams import predicted_batches, reads_source, score_of_source, scored_targets
 
@@ -81,13 +83,16 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         check_partial_fit(self)
         return train(self, Call(X, y, sample_weight, resume=True, one_epoch=True))
 
-    def predict(self, X: TableLike) -> Predictions:
+    def predict(self, X: TableLike, return_std: bool = False) -> Predictions:
         """Predict numbers.
 
         Parameters
         ----------
         X : as in :meth:`fit`
             From a source, the columns of ``feature_names_in_`` are read.
+        return_std : bool, default=False
+            Whether to return the standard deviation of :meth:`predict_distribution` too, as a second array of the same
+            shape. It needs a loss for a distribution, such as ``"gaussian_nll"``, and rows in memory.
 
         Returns
         -------
@@ -96,10 +101,76 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of the rows. Its
             column is ``prediction``; with several numbers per row, its columns are ``prediction_0``, ...
         """
+        if return_std:
+            location, distribution = self._location_and_distribution(X)
+            return location, distribution.std().astype(location.dtype, copy=False)
         if reads_source(X):
             return predicted_batches(self, "predict", X)
         prediction = self._predict(X)  # raises if it is not fitted
         return numbers_in_rows(self._state.decoding, prediction, X)
+
+    @available_if(require_distribution)
+    def predict_distribution(self, X: MatrixLike) -> Any:
+        """Predict the distribution of the targets of each row, for losses such as ``"gaussian_nll"``.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`, in memory
+
+        Returns
+        -------
+        frozen distribution of :mod:`scipy.stats`, of shape (n_samples,) or (n_samples, n_outputs)
+            :obj:`~scipy.stats.norm` for :class:`~.losses.GaussianNLL`, :obj:`~scipy.stats.laplace` for
+            :class:`~.losses.LaplaceNLL`, :obj:`~scipy.stats.nbinom` for :class:`~.losses.NegativeBinomial`,
+            :obj:`~scipy.stats.gamma` for :class:`~.losses.GammaNLL`.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> net = OrtGradientRegressor(Linear(), loss="gaussian_nll", optimizer="lbfgs", tol=1e-3).fit(X, y)
+        >>> low, high = net.predict_distribution(X).interval(0.8)
+        >>> bool(0.77 < ((low < y) & (y < high)).mean() < 0.83)
+        True
+        """
+        return self._location_and_distribution(X)[1]
+
+    @available_if(require_quantiles)
+    def predict_quantiles(self, X: MatrixLike, quantiles: Sequence[float] | None = None) -> np.ndarray:
+        """Predict quantiles of the targets of each row.
+
+        Parameters
+        ----------
+        X : as in :meth:`fit`, in memory
+        quantiles : sequence of float in (0, 1), default=None
+            With :class:`~.losses.Quantiles`, some of its quantiles; None: all of them. With the loss of a
+            distribution, any quantiles; None: 0.1, 0.5, 0.9.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_quantiles) or (n_samples, n_outputs, n_quantiles)
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_diabetes
+        >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
+        >>> X, y = load_diabetes(return_X_y=True)
+        >>> net = OrtGradientRegressor(Linear(), loss="quantiles", max_iter=20, tol=0, random_state=0)
+        >>> net.fit(X, y).predict_quantiles(X, [0.1, 0.9]).shape
+        (442, 2)
+        """
+        check_is_fitted(self)
+        loss = self._state.decoding.distribution
+        levels = checked_levels(quantiles, loss)
+        kind = prediction_type(X)
+        if isinstance(loss, Quantiles):
+            location, further = predicted_with_further(self, X)
+            each = further["quantiles"].reshape(*location.shape, -1).astype(kind, copy=False)
+            known = list(loss.quantiles)
+            return each[..., [known.index(level) for level in levels]]
+        found = self.predict_distribution(X)
+        return np.stack([found.ppf(level) for level in levels], axis=-1).astype(kind, copy=False)
 
     def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
         """Return R², the coefficient of determination.
@@ -132,6 +203,19 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
 
+    def _location_and_distribution(self, X: MatrixLike) -> tuple[np.ndarray, Any]:
+        check_is_fitted(self)
+        loss = self._state.decoding.distribution
+        if not isinstance(loss, DistributionLoss):
+            raise ValueError(
+                f"return_std=True needs a loss that learns a distribution, such as 'gaussian_nll', got "
+                f"loss={self.loss!r}."
+            )
+        location, further = predicted_with_further(self, X)
+        (own,) = further.values()
+        own = own.reshape(location.shape)
+        return location, loss.distribution(location.astype(np.float64), own.astype(np.float64))
+
     def to_onnx(self, *, adapter: bool = False, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """Return the trained inference graph.
 
@@ -150,6 +234,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             A graph without training-only operators; it imports only the opset domains that it uses. If the scale of
             the targets or the link of the loss (poisson, gamma, tweedie) follows the graph, the output is named
             ``variable``, as skl2onnx names it; else it keeps its name. The predictions are those of :meth:`predict`.
+            What a loss predicts besides them follows as ``scale``, ``dispersion`` or ``quantiles``.
 
         Examples
         --------

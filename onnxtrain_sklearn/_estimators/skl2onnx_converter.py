@@ -122,7 +122,9 @@ def _convert_classifier(scope: Scope, operator: Operator, container: Container) 
 
 def _convert_regressor(scope: Scope, operator: Operator, container: Container) -> None:
     estimator = operator.raw_operator
-    model = inference_model(*predicting_model(estimator._state), estimator._state.decoding)
+    # skl2onnx knows a single output of regressors.
+    decoding = replace(estimator._state.decoding, distribution=None)
+    model = inference_model(*predicting_model(estimator._state), decoding)
     _embed(model, scope, operator, container)
 
 

@@ -244,7 +244,8 @@ def predict_graph(exported: ExportedTraining, step: StepGraph) -> PredictGraph:
     held = {**parts.frozen, **layout.prediction_views()}
     known = parts.graph.weights()
     weights = {name: held[name].astype(known[name].dtype) for name in known}
-    model = inference_model(parts.graph, weights, exported.decoding)
+    # The distribution is left out: an ensemble averages the last output.
+    model = inference_model(parts.graph, weights, replace(exported.decoding, distribution=None))
     read = [name for name in (*layout.names, *layout.running_statistics) if name in model.graph.initializers]
     initializers_to_inputs(model.graph, read)
     op = GraphBuilder(model.graph, dtype=ir.DataType.from_numpy(parts.graph.dtype), prefix="cut")

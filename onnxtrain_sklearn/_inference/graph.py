@@ -45,6 +45,7 @@ from .._utils.errors import refusing
 from .._utils.typing import DType
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
+from ..losses import Loss
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Decoding:
         of scores per position.
     n_targets : int or None
         Columns of the targets and of predictions, if the loss takes another number of scores; else None.
+    distribution : Loss or None
+        For a regressor: the loss whose further predictions, such as the scale of each target, are outputs as well.
     soft : bool
         Whether a classifier was trained on soft labels: the share of each class in each row.
     declared : DeclaredTargets or None
@@ -109,6 +112,7 @@ class Decoding:
     soft: bool = False
     n_targets: int | None = None
     declared: DeclaredTargets | None = None
+    distribution: Loss | None = None
     parts: tuple[Decoding, ...] = ()
 
     @property
@@ -261,6 +265,7 @@ def _append_outputs(
             prediction = op.Mul(prediction, numbers[TARGET_SCALE])
         if TARGET_CENTER in numbers:
             prediction = op.Add(prediction, numbers[TARGET_CENTER])
+        further = {} if decoding.distribution is None else _further_predictions(op, scores, decoding, numbers)
         if TARGET_LOW in numbers:
             low, high = numbers[TARGET_LOW], numbers[TARGET_HIGH]
             is_single = decoding.target_range is not None and decoding.target_range.low.size == 1
@@ -268,6 +273,8 @@ def _append_outputs(
             above = op.Where(op.Less(rows, low), low, rows)  # Clip may replace NaN by a bound
             prediction = op.Where(op.Greater(above, high), high, above)
         _add_output(op, names.numbers, prediction, given)
+        for name, values in further.items():
+            _add_output(op, names.prefix + name, values, None)
     else:
         if decoding.link == "ordinal":  # from here on, a softmax of the log-probabilities
             decision, own = log_probabilities_in_order(op, _as_score_columns(op, scores)), None
@@ -303,6 +310,30 @@ def _append_outputs(
         else:
             raw = decoding.positions.emit_classes_last(op, raw_decision)
         _add_output(op, f"{names.prefix}raw_scores", op.Identity(raw), None)
+
+
+def _further_predictions(
+    op: GraphBuilder,
+    scores: ir.Value,
+    decoding: Decoding,
+    numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value],
+) -> dict[str, ir.Value]:
+    """Emit what the loss predicts of each target besides the prediction, in the unit of the targets."""
+    assert decoding.distribution is not None
+    found = {}
+    for name, one in decoding.distribution.further_predictions(op, _as_score_columns(op, scores)).items():
+        values = list(one.values)
+        if one.unit != "none" and TARGET_SCALE in numbers:
+            values = [op.Mul(value, numbers[TARGET_SCALE]) for value in values]
+        if one.unit == "location" and TARGET_CENTER in numbers:
+            values = [op.Add(value, numbers[TARGET_CENTER]) for value in values]
+        if len(values) == 1:
+            found[name] = values[0]
+        elif decoding.n_columns == 1:
+            found[name] = op.Concat(*values, axis=1)
+        else:
+            found[name] = op.Concat(*(op.Unsqueeze(value, axes=[2]) for value in values), axis=2)
+    return found
 
 
 def _as_rows_of_labels(

@@ -443,6 +443,26 @@ class DaskOrtGradientRegressor(OnCluster, OrtGradientRegressor):
         self._train(X, y, sample_weight, optional_data("val", X_val, y_val, sample_weight_val))
         return self
 
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Predict numbers.
+
+        Parameters
+        ----------
+        X : Dask data frame or array, or data in memory
+            Predictions of Dask collections are lazy. Those of a data frame keep its index and its divisions.
+        return_std : bool, default=False
+            As in :meth:`onnxtrain_sklearn.OrtGradientRegressor.predict`, for data in memory.
+
+        Returns
+        -------
+        Dask series or data frame of a data frame, Dask array of an array, or ndarray
+        """
+        if not return_std:
+            return super().predict(X)
+        if is_collection(X):
+            raise ValueError("return_std=True is for rows in memory: map to_local().predict over the partitions of X.")
+        return OrtGradientRegressor.predict(self, X, return_std=True)
+
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return R², the coefficient of determination.
 

@@ -24,6 +24,7 @@ from .._model.loss_terms import append_loss as append_loss
 from .._model.loss_terms import append_pairwise_loss as append_pairwise_loss
 from .._model.loss_terms import append_penalty as append_penalty
 from .._utils.params import registered, resolve
+from .base import FurtherPrediction as FurtherPrediction
 from .base import Loss as Loss
 from .base import LossBlock as LossBlock
 from .classification import Dice as Dice
@@ -36,6 +37,8 @@ from .classification import SquaredHinge as SquaredHinge
 from .deviances import Gamma as Gamma
 from .deviances import Poisson as Poisson
 from .deviances import Tweedie as Tweedie
+from .distributions import DistributionLoss as DistributionLoss
+from .distributions import GammaNLL as GammaNLL
 from .distributions import GaussianNLL as GaussianNLL
 from .distributions import LaplaceNLL as LaplaceNLL
 from .distributions import NegativeBinomial as NegativeBinomial

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -15,6 +15,22 @@ from .._utils.params import Component
 from ..graph import GraphBuilder
 
 LabelKind: TypeAlias = Literal["labels", "probabilities", "counts"]
+
+
+class FurtherPrediction(NamedTuple):
+    """What a loss predicts of each target besides the prediction, in the unit of the targets that are trained on.
+
+    Attributes
+    ----------
+    values : sequence of values of shape (N, k)
+        One of them is an output (N, k). Several become an axis after the targets: (N, k, n), or (N, n) if k = 1.
+    unit : {"location", "scale", "none"}
+        How the numbers follow the scale of the targets: shifted and multiplied like the targets, multiplied like their
+        deviations, or not at all.
+    """
+
+    values: Sequence[ir.Value]
+    unit: Literal["location", "scale", "none"]
 
 
 class Loss(Component, ABC):
@@ -117,6 +133,14 @@ class Loss(Component, ABC):
     def link(self, task: Task) -> Link:
         """Return the function that turns scores into predictions for ``task``, "identity" unless overridden."""
         return "identity"
+
+    def further_predictions(self, op: GraphBuilder, scores: ir.Value) -> Mapping[str, FurtherPrediction]:
+        """Emit what the scores of a regressor tell besides its prediction; nothing, unless overridden.
+
+        These are further outputs of the graphs of ``predict`` and ``to_onnx``, under the names that this method
+        returns.
+        """
+        return {}
 
     def check_targets(self, y: Any) -> None:
         """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default.

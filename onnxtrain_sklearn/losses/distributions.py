@@ -1,13 +1,16 @@
 """Losses that learn more than one number of each target: location and scale, mean and dispersion, quantiles.
 
 A target has several scores, in blocks: the first block holds the locations, which are the predictions, the next ones
-the further parameters (:meth:`.Loss.n_scores`).
+the further parameters (:meth:`.Loss.n_scores`). :meth:`.Loss.further_predictions` emits these for the inference graph,
+and :meth:`DistributionLoss.distribution` makes a distribution of SciPy from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
@@ -15,7 +18,7 @@ import onnx_ir as ir
 from .._model.links import Link, Task
 from .._utils.params import POSITIVE, Levels, Rules
 from ..graph import GraphBuilder
-from .base import RegressionLoss, require_targets
+from .base import FurtherPrediction, RegressionLoss, require_targets
 
 
 def blocks(op: GraphBuilder, scores: ir.Value, count: int) -> list[ir.Value]:
@@ -26,7 +29,26 @@ def blocks(op: GraphBuilder, scores: ir.Value, count: int) -> list[ir.Value]:
     return [op.Slice(scores, [i * width], [(i + 1) * width], [1]) for i in range(count)]
 
 
-class _LocationAndScale(RegressionLoss):
+class DistributionLoss(RegressionLoss):
+    """A negative log-likelihood: the graph learns a distribution of each target, whose parameters depend on the row."""
+
+    def n_scores(self, task: Task, n_targets: int) -> int:
+        return 2 * n_targets
+
+    @abstractmethod
+    def distribution(self, location: np.ndarray, further: np.ndarray) -> Any:
+        """Return the frozen distribution of SciPy with these parameters.
+
+        Parameters
+        ----------
+        location : ndarray of shape (n,) or (n, k)
+            What ``predict`` returns, in the unit of the targets.
+        further : ndarray of the same shape
+            What :meth:`further_predictions` emits, in the unit of the targets.
+        """
+
+
+class _LocationAndScale(DistributionLoss):
     """A loss of the location and the scale of each target."""
 
     valid: ClassVar[Rules] = {"min_scale": (POSITIVE,)}
@@ -34,13 +56,13 @@ class _LocationAndScale(RegressionLoss):
     def __init__(self, min_scale: float = 1e-3) -> None:
         self.min_scale = min_scale
 
-    def n_scores(self, task: Task, n_targets: int) -> int:
-        return 2 * n_targets
-
     def location_and_scale(self, op: GraphBuilder, scores: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Emit location and scale of each target, (N, k) each, in the unit of the targets that are trained on."""
         location, raw = blocks(op, scores, 2)
         return location, op.Add(op.Softplus(raw), float(self.min_scale))
+
+    def further_predictions(self, op: GraphBuilder, scores: ir.Value) -> Mapping[str, FurtherPrediction]:
+        return {"scale": FurtherPrediction([self.location_and_scale(op, scores)[1]], "scale")}
 
 
 class GaussianNLL(_LocationAndScale):
@@ -81,6 +103,11 @@ class GaussianNLL(_LocationAndScale):
         standardized = op.Div(op.Sub(location, y), scale)
         return op.Add(op.Log(scale), op.Mul(op.Mul(standardized, standardized), 0.5))
 
+    def distribution(self, location: np.ndarray, further: np.ndarray) -> Any:
+        from scipy import stats
+
+        return stats.norm(loc=location, scale=further)
+
 
 class LaplaceNLL(_LocationAndScale):
     r"""Negative log-likelihood of a Laplace distribution whose median and scale depend on the row.
@@ -107,8 +134,34 @@ class LaplaceNLL(_LocationAndScale):
         location, scale = self.location_and_scale(op, scores)
         return op.Add(op.Log(scale), op.Div(op.Abs(op.Sub(location, y)), scale))
 
+    def distribution(self, location: np.ndarray, further: np.ndarray) -> Any:
+        from scipy import stats
 
-class NegativeBinomial(RegressionLoss):
+        return stats.laplace(loc=location, scale=further)
+
+
+class _MeanAndDispersion(DistributionLoss):
+    """A loss of the mean, with a log link, and the dispersion of each target."""
+
+    target_scaling = None
+    valid: ClassVar[Rules] = {"min_dispersion": (POSITIVE,)}
+
+    def __init__(self, min_dispersion: float = 1e-3) -> None:
+        self.min_dispersion = min_dispersion
+
+    def link(self, task: Task) -> Link:
+        return "exp"
+
+    def log_mean_and_dispersion(self, op: GraphBuilder, scores: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Emit the logarithm of the mean, and the dispersion, of each target, (N, k) each."""
+        log_mean, raw = blocks(op, scores, 2)
+        return log_mean, op.Add(op.Softplus(raw), float(self.min_dispersion))
+
+    def further_predictions(self, op: GraphBuilder, scores: ir.Value) -> Mapping[str, FurtherPrediction]:
+        return {"dispersion": FurtherPrediction([self.log_mean_and_dispersion(op, scores)[1]], "none")}
+
+
+class NegativeBinomial(_MeanAndDispersion):
     r"""Negative log-likelihood of counts that vary more than Poisson counts; the prediction is the mean :math:`e^s`.
 
     The variance is :math:`\mu + \alpha \mu^2` (NB2). Each target has two scores: :math:`s = \log \mu`, and :math:`t`,
@@ -145,24 +198,13 @@ class NegativeBinomial(RegressionLoss):
     """
 
     name = "negative_binomial"
-    target_scaling = None
-    valid: ClassVar[Rules] = {"min_dispersion": (POSITIVE,)}
-
-    def __init__(self, min_dispersion: float = 1e-3) -> None:
-        self.min_dispersion = min_dispersion
-
-    def n_scores(self, task: Task, n_targets: int) -> int:
-        return 2 * n_targets
-
-    def link(self, task: Task) -> Link:
-        return "exp"
 
     def check_targets(self, y: np.ndarray) -> None:
         require_targets(self, y, y >= 0, "not negative")
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        log_mean, raw = blocks(op, scores, 2)
-        r = op.Div(1.0, op.Add(op.Softplus(raw), float(self.min_dispersion)))
+        log_mean, dispersion = self.log_mean_and_dispersion(op, scores)
+        r = op.Div(1.0, dispersion)
         total = op.Add(y, r)
         # Stirling's formula turns both logarithms of gamma into terms of which the large ones cancel before they are
         # computed: y log((mu + r) / mu) - y log((y + r) / y) + r log((mu + r) / (y + r)).
@@ -173,6 +215,65 @@ class NegativeBinomial(RegressionLoss):
         fit = op.Add(fit, op.Mul(r, op.Sub(log_mean_and_r, op.Log(total))))
         spread = op.Mul(op.Sub(op.Log(total), op.Log(r)), 0.5)
         return op.Add(op.Add(fit, spread), op.Sub(_stirling_rest(op, r), _stirling_rest(op, total)))
+
+    def distribution(self, location: np.ndarray, further: np.ndarray) -> Any:
+        from scipy import stats
+
+        return stats.nbinom(n=1 / further, p=1 / (1 + further * location))
+
+
+class GammaNLL(_MeanAndDispersion):
+    r"""Negative log-likelihood of a gamma distribution whose mean and dispersion depend on the row.
+
+    The variance is :math:`\phi \mu^2`. Each target has two scores: :math:`s = \log \mu`, whose exponential ``predict``
+    returns, and :math:`t`, with :math:`\phi = \mathrm{softplus}(t) + \phi_{\min}`. With the shape
+    :math:`k = 1 / \phi` the loss is
+
+    .. math:: k (s + y / \mu - \log y) - k \log k + \log \Gamma(k),
+
+    the negative logarithm of the density without :math:`\log y`. :class:`Gamma` learns the mean alone, for a dispersion
+    that all rows share. The targets must be positive; they keep their unit.
+
+    Parameters
+    ----------
+    min_dispersion : float, default=1e-3
+        Least dispersion :math:`\phi_{\min}`, positive.
+
+    References
+    ----------
+    G. K. Smyth, "Generalized linear models with varying dispersion", Journal of the Royal Statistical Society B 51,
+    1989.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.integers(2, size=(2000, 1)).astype(float)
+    >>> y = rng.gamma(4, np.where(X[:, 0] == 1, 6, 3) / 4)
+    >>> net = OrtGradientRegressor(Linear(), loss="gamma_nll", optimizer="lbfgs", tol=1e-3).fit(X, y)
+    >>> net.predict([[0.0], [1.0]]).round()
+    array([3., 6.])
+    """
+
+    name = "gamma_nll"
+
+    def check_targets(self, y: np.ndarray) -> None:
+        require_targets(self, y, y > 0, "positive")
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
+        log_mean, dispersion = self.log_mean_and_dispersion(op, scores)
+        k = op.Div(1.0, dispersion)
+        log_ratio = op.Sub(op.Log(op.Max(y, 1e-30)), log_mean)  # the targets of padding rows are 0
+        ratio = op.Exp(op.Sub(log_ratio, op.Log(dispersion)))  # times k; finite where the ratio itself is not
+        # Stirling's formula for the logarithm of gamma: k log k cancels before it is computed.
+        deviance = op.Sub(ratio, op.Mul(k, op.Add(log_ratio, 1.0)))
+        return op.Sub(op.Add(deviance, _stirling_rest(op, k)), op.Mul(op.Log(op.Div(k, 2 * math.pi)), 0.5))
+
+    def distribution(self, location: np.ndarray, further: np.ndarray) -> Any:
+        from scipy import stats
+
+        return stats.gamma(a=1 / further, scale=location * further)
 
 
 def _stirling_rest(op: GraphBuilder, z: ir.Value) -> ir.Value:
@@ -244,6 +345,9 @@ class Quantiles(RegressionLoss):
         for step in steps[middle:]:
             above.append(op.Add(above[-1], op.Softplus(step)))
         return [*below[:0:-1], *above]
+
+    def further_predictions(self, op: GraphBuilder, scores: ir.Value) -> Mapping[str, FurtherPrediction]:
+        return {"quantiles": FurtherPrediction(self.values(op, scores), "location")}
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         total = None

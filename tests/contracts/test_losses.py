@@ -36,6 +36,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "gaussian_nll": [{"min_scale": 0.5}],
     "laplace_nll": [{"min_scale": 0.5}],
     "negative_binomial": [{"min_dispersion": 0.5}],
+    "gamma_nll": [{"min_dispersion": 0.5}],
     "quantiles": [{"quantiles": [0.5]}, {"quantiles": [0.02, 0.3, 0.5, 0.6]}],
     "tweedie": [{"power": 1.0}, {"power": 1.1}, {"power": 2}, {"power": 2.5}],
 }
@@ -117,6 +118,12 @@ def negative_binomial(s, y, task, min_dispersion=1e-3):
     return rows + (y + r) * np.logaddexp(log_mean, np.log(r)) + scipy.special.xlogy(y, y) - y
 
 
+def gamma_nll(s, y, task, min_dispersion=1e-3):
+    columns = y.shape[1]
+    log_mean, k = s[:, :columns], 1 / (np.logaddexp(0, s[:, columns:]) + min_dispersion)
+    return k * (log_mean + y * np.exp(-log_mean) - np.log(y)) - k * np.log(k) + scipy.special.gammaln(k)
+
+
 def values_of_quantiles(s, k, levels):
     """The quantiles of each target, (n, k, number of levels), from the median and the steps between neighbors."""
     middle, steps = levels.index(0.5), np.logaddexp(0, s[:, k:]).reshape(len(s), len(levels) - 1, k)
@@ -156,6 +163,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "gaussian_nll": gaussian_nll,
     "laplace_nll": laplace_nll,
     "negative_binomial": negative_binomial,
+    "gamma_nll": gamma_nll,
     "quantiles": quantiles,
     "ordinal": ordinal,
     "dice": dice,

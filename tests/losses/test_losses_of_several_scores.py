@@ -171,7 +171,7 @@ def test_early_stopping_judges_by_the_loss_and_export_predicts_the_same(name):
     assert_allclose(net.predict(X), X @ (net.weights_["weight"][:, 0] * y[:150].std())
                     + net.weights_["bias"][0] * y[:150].std() + y[:150].mean(), rtol=1e-4)  # fmt: skip
     session = onnxruntime.InferenceSession(net.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
-    (exported,) = session.run(None, {session.get_inputs()[0].name: X.astype(np.float32)})
+    exported, _ = session.run(None, {session.get_inputs()[0].name: X.astype(np.float32)})
     assert_allclose(exported.ravel(), net.predict(X.astype(np.float32)), rtol=1e-6)
     again = pickle.loads(pickle.dumps(net))
     assert_array_equal(again.predict(X), net.predict(X))

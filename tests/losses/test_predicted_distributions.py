@@ -1,0 +1,203 @@
+"""What losses of distributions and quantiles predict of each row, beside SciPy, in memory and in ONNX files."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import onnxruntime
+import pytest
+import scipy.stats
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.datasets import load_diabetes, load_linnerud
+from sklearn.model_selection import train_test_split
+
+from onnxtrain_sklearn import MLP, Linear, OrtGradientMultiOutput, OrtGradientRegressor, TabM
+from onnxtrain_sklearn.losses import Quantiles
+from tests.helpers.environment import each_engine
+
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+RNG = np.random.default_rng(5)
+GROUP = np.repeat(np.arange(3), 60)
+GROUPS = np.eye(3, dtype=np.float32)[GROUP]
+Y = np.ceil(RNG.gamma(2.0, size=180) * np.array([4.0, 9.0, 25.0])[GROUP])
+EXACT = {"optimizer": "lbfgs", "max_iter": 500, "tol": 1e-10, "alpha": 0.0, "random_state": 0}
+SLOW_END = {
+    "optimizer": "adam",
+    "learning_rate_init": 0.05,
+    "learning_rate": "cosine",
+    "max_iter": 600,
+    "tol": 0,
+    "n_iter_no_change": 800,
+}
+DISTRIBUTIONS = {
+    "gaussian_nll": scipy.stats.norm,
+    "laplace_nll": scipy.stats.laplace,
+    "negative_binomial": scipy.stats.nbinom,
+    "gamma_nll": scipy.stats.gamma,
+}
+
+
+def fitted(loss, y=Y, **parameters):
+    return OrtGradientRegressor(**{"model": Linear(), "loss": loss, **EXACT, **parameters}).fit(GROUPS, y)
+
+
+def most_likely(loss, own):
+    """The distribution of the kind with the largest likelihood, as SciPy finds it."""
+    if loss in ("gaussian_nll", "laplace_nll"):
+        return DISTRIBUTIONS[loss](*DISTRIBUTIONS[loss].fit(own))
+    if loss == "gamma_nll":
+        shape, _, scale = scipy.stats.gamma.fit(own, floc=0)
+        return scipy.stats.gamma(shape, scale=scale)
+
+    def negative(p):
+        r, mean = np.exp(p)
+        return -scipy.stats.nbinom.logpmf(own, r, r / (r + mean)).sum()
+
+    found = scipy.optimize.minimize(negative, np.log([1.0, own.mean()]), method="Nelder-Mead", tol=1e-10)
+    r, mean = np.exp(found.x)
+    return scipy.stats.nbinom(r, r / (r + mean))
+
+
+@each_engine
+@pytest.mark.parametrize("loss", DISTRIBUTIONS)
+def test_distribution_is_the_most_likely_one_of_each_group(loss, engine):
+    settings = {}
+    if loss == "laplace_nll":  # its kinks keep L-BFGS from converging
+        settings = SLOW_END | {"max_iter": 800}
+    net = fitted(loss, engine=engine, **settings)
+    found = net.predict_distribution(GROUPS)
+    assert found.dist.name == DISTRIBUTIONS[loss].name
+    expected = [most_likely(loss, Y[g == GROUP]) for g in range(3)]
+    tolerance = 0.02 if loss == "laplace_nll" else 3e-3
+    assert_allclose(found.std(), np.array([one.std() for one in expected])[GROUP], rtol=tolerance)
+    assert_allclose(found.mean(), np.array([one.mean() for one in expected])[GROUP], rtol=tolerance)
+    mean, deviation = net.predict(GROUPS, return_std=True)
+    assert_array_equal(mean, net.predict(GROUPS))
+    assert mean.dtype == deviation.dtype == np.float32
+    assert_allclose(deviation, found.std(), rtol=1e-6)
+    levels = [0.05, 0.5, 0.8]
+    values = net.predict_quantiles(GROUPS, levels)
+    assert values.shape == (180, 3)
+    assert_allclose(values, np.column_stack([found.ppf(level) for level in levels]), rtol=1e-6)
+    assert_array_equal(net.predict_quantiles(GROUPS), net.predict_quantiles(GROUPS, [0.1, 0.5, 0.9]))
+
+
+@pytest.mark.parametrize(("center", "unit"), [(0.0, 1.0), (5e3, 10.0), (-7.0, 1e-3)])
+def test_numbers_follow_the_unit_of_the_targets(center, unit):
+    plain, moved = fitted("gaussian_nll"), fitted("gaussian_nll", center + unit * Y)
+    assert_allclose(
+        moved.predict(GROUPS, return_std=True)[1], unit * plain.predict(GROUPS, return_std=True)[1], rtol=1e-3
+    )
+    quantiles = Quantiles([0.2, 0.5, 0.7, 0.9])
+    values = fitted(quantiles, center + unit * Y, **SLOW_END).predict_quantiles(GROUPS)
+    assert (np.diff(values, axis=1) > 0).all()
+    scaled = (values - center) / unit
+    for j, level in enumerate(quantiles.quantiles):
+        for g in range(3):
+            own = np.sort(Y[g == GROUP])
+            # between the order statistics beside the quantile
+            low, high = np.quantile(own, [level - 0.03, level + 0.03])
+            assert low - 0.3 <= scaled[g == GROUP, j].min() <= scaled[g == GROUP, j].max() <= high + 0.3
+
+
+@pytest.mark.parametrize("loss", [*DISTRIBUTIONS, Quantiles([0.25, 0.5, 0.75])])
+def test_onnx_file_and_pickle_predict_the_same(loss):
+    X, y = load_linnerud(return_X_y=True)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    both = y[:, :2]
+    for targets in (both[:, 0], both):
+        net = OrtGradientRegressor(Linear(), loss=loss, max_iter=40, learning_rate_init=0.05, random_state=0)
+        net.fit(X, targets)
+        session = onnxruntime.InferenceSession(net.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+        numbers, further = session.run(None, {session.get_inputs()[0].name: X.astype(np.float32)})
+        assert_array_equal(numbers.reshape(targets.shape), net.predict(X.astype(np.float32)))
+        name = session.get_outputs()[1].name
+        again = pickle.loads(pickle.dumps(net))
+        if isinstance(loss, Quantiles):
+            assert name == "quantiles"
+            assert_array_equal(further, net.predict_quantiles(X.astype(np.float32)))
+            assert further.shape == (*targets.shape, 3)
+            assert_array_equal(further[..., 1], net.predict(X.astype(np.float32)))
+            assert_array_equal(net.predict_quantiles(X, [0.75, 0.25]), net.predict_quantiles(X)[..., [2, 0]])
+            assert_array_equal(again.predict_quantiles(X), net.predict_quantiles(X))
+        else:
+            assert name == ("scale" if loss in ("gaussian_nll", "laplace_nll") else "dispersion")
+            location, own = net.predict(X), further.reshape(targets.shape).astype(float)
+            factors = {"gaussian_nll": (1, 0, 0), "laplace_nll": (2, 0, 0), "negative_binomial": (0, 1, 1)}
+            squared, mean, product = factors.get(loss, (0, 0, 1))
+            expected = np.sqrt(squared * own**2 + mean * location + product * own * location**2)
+            assert_allclose(net.predict(X, return_std=True)[1], expected, rtol=1e-5)
+            assert_array_equal(again.predict(X, return_std=True), net.predict(X, return_std=True))
+
+
+def test_gamma_loss_is_the_density_of_scipy():
+    net = fitted("gamma_nll")
+    density = net.predict_distribution(GROUPS).logpdf(Y)
+    assert_allclose(net.loss_, np.mean(-density - np.log(Y)), rtol=1e-5)
+
+
+def test_intervals_cover_their_share_of_rows_that_are_held_out():
+    X, y = load_diabetes(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, test_size=0.4, random_state=0)
+    for loss in ("gaussian_nll", "gamma_nll"):
+        net = OrtGradientRegressor(Linear(), loss=loss, optimizer="lbfgs", tol=1e-4, random_state=0).fit(X, y)
+        low, high = net.predict_quantiles(X_test, [0.1, 0.9]).T
+        assert 0.7 < np.mean((low < y_test) & (y_test < high)) < 0.9
+        assert (
+            -net.predict_distribution(X_test).logpdf(y_test).mean()
+            < -scipy.stats.norm(y.mean(), y.std()).logpdf(y_test).mean()
+        )
+
+
+def test_converters_of_scikit_learn_pipelines_take_the_prediction_alone():
+    from skl2onnx import to_onnx
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    X, y = load_diabetes(return_X_y=True)
+    X = X.astype(np.float32)
+    pipeline = make_pipeline(StandardScaler(), OrtGradientRegressor(MLP((4,)), loss="gaussian_nll", max_iter=3)).fit(
+        X, y
+    )
+    session = onnxruntime.InferenceSession(
+        to_onnx(pipeline, X[:1]).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (numbers,) = session.run(None, {session.get_inputs()[0].name: X})
+    assert_allclose(numbers.ravel(), pipeline.predict(X), rtol=1e-5)
+    assert len(pipeline.predict(X, return_std=True)) == 2
+
+
+def test_what_a_loss_does_not_learn_is_refused():
+    plain = OrtGradientRegressor(Linear(), max_iter=2)
+    for net in (plain, plain.fit(GROUPS, Y)):
+        assert not hasattr(net, "predict_distribution")
+        assert not hasattr(net, "predict_quantiles")
+    with pytest.raises(AttributeError) as raised:
+        plain.predict_distribution(GROUPS)
+    assert "needs a loss for a distribution, such as 'gaussian_nll', got loss='squared" in str(raised.value.__cause__)
+    with pytest.raises(ValueError, match="return_std=True needs a loss that learns a distribution"):
+        plain.predict(GROUPS, return_std=True)
+    quantiles = OrtGradientRegressor(Linear(), loss=Quantiles([0.1, 0.5]), max_iter=2).fit(GROUPS, Y)
+    assert not hasattr(quantiles, "predict_distribution")
+    with pytest.raises(
+        ValueError, match=r"was not trained for the quantiles \[0.9\]: .* Quantiles\(\[0.1, 0.5, 0.9\]\)"
+    ):
+        quantiles.predict_quantiles(GROUPS, [0.1, 0.9])
+    for wrong in ([0.0, 0.5], [1.5], 0.5, [], "median", [[0.5]], [np.nan]):
+        with pytest.raises(ValueError, match="numbers between 0 and 1"):
+            quantiles.predict_quantiles(GROUPS, wrong)
+    members = OrtGradientRegressor(TabM(n_members=2, hidden_layer_sizes=(4,)), loss="gaussian_nll", max_iter=2)
+    with pytest.raises(AttributeError) as raised:
+        members.fit(GROUPS, Y).predict_distribution(GROUPS)
+    assert "several members" in str(raised.value.__cause__)
+    with pytest.raises(ValueError, match="positive"):
+        OrtGradientRegressor(loss="gamma_nll").fit(GROUPS, Y - Y.min())
+    graph = Linear().build(3, 1, random_state=0)
+    several = OrtGradientMultiOutput(graph, loss={graph.graph.output[0].name: "squared_error"})
+    assert not hasattr(several, "predict_quantiles")
+    assert hasattr(OrtGradientRegressor(loss="gaussian_nll"), "predict_quantiles")
+    from sklearn.exceptions import NotFittedError
+
+    with pytest.raises(NotFittedError):
+        OrtGradientRegressor(loss="gaussian_nll").predict_distribution(GROUPS)
