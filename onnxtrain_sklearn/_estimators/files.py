@@ -233,7 +233,19 @@ def load_arrays(state: FittedState, arrays: Arrays, optimizer: BaseOptimizer) ->
     arrays = _as_vectors(state, arrays)
     vectors = PARAMETERS in arrays and PARAMETERS not in state.trained_weights()
     parameters, frozen, optimizer_state = _of_vectors(state, arrays, slots) if vectors else _of_names(state, arrays)
-    if vectors and STEP in arrays:  # schedules resume at this step
+    _set_trained(state, parameters, frozen, optimizer_state, knows_step=vectors and STEP in arrays)
+
+
+def _set_trained(
+    state: FittedState,
+    parameters: FlatParameters,
+    frozen: dict[str, np.ndarray],
+    optimizer_state: OptimizerState,
+    *,
+    knows_step: bool,
+) -> None:
+    """Set what was loaded, all at once; if it ``knows_step``, schedules resume at the optimizer's step."""
+    if knows_step:
         progress = state.history.progress
         step = max(0, progress.step + optimizer_state.t - state.optimizer_state.t)
         samples = round(progress.samples * step / max(1, progress.step))
@@ -487,18 +499,12 @@ def read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
             )
     if missing := [name for name in parameters.names if name not in checkpoint]:
         raise ModelError(f"The checkpoint lacks {missing[0]!r}, which is trained: it is a checkpoint of another model.")
-    optimizer_state = OptimizerState(draws=state.optimizer_state.draws)
-    for group in checkpoint.optimizer[:1]:
+    loaded, frozen, optimizer_state = _of_names(state, dict(checkpoint.items()))
+    groups = checkpoint.optimizer[:1]
+    for group in groups:
         optimizer_state.t = group.step
         optimizer_state.slots = _slots(state, group.moments)
-    for name, array in checkpoint.items():
-        if name in parameters.views():
-            parameters.view(name)[...] = array
-        else:
-            state.frozen[name] = array.astype(state.frozen[name].dtype)
-    state.parameters = parameters.with_averages(parameters.averages)
-    state.optimizer_state, state.live.step, state.history.last_finite = optimizer_state, None, None
-    state.live.predictors.clear()
+    _set_trained(state, loaded, frozen, optimizer_state, knows_step=bool(groups))
 
 
 def _slots(state: FittedState, moments: Any) -> dict[str, np.ndarray]:

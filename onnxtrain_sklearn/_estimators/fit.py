@@ -433,17 +433,16 @@ class Transaction:
     """
 
     def __init__(self, estimator: Any, resumed: FittedState | None) -> None:
-        self._estimator, self._attributes, self._trains = estimator, dict(vars(estimator)), False
+        self._estimator, self._attributes = estimator, dict(vars(estimator))
         generators = (estimator.random_state, getattr(self._attributes.get("_state"), "rng", None))
         self._random = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
         self._resumed = None if resumed is None else ResumedState(resumed)
 
     def begin_training(self, trainer: Trainer, *, one_epoch: bool) -> None:
         """Copy weights and optimizer state of a resumed training if this costs little compared with the steps."""
-        self._trains, estimator = True, self._estimator
         if self._resumed is None:
             return
-        size = self._resumed.size
+        estimator, size = self._estimator, self._resumed.size
         of_the_user = estimator.callbacks or set_callbacks_of(estimator) or callable(estimator.scoring)
         steps = trainer.most_steps(1 if one_epoch else None)
         many = steps is None or steps >= MANY_STEPS
@@ -460,7 +459,7 @@ class Transaction:
         if state is not None and (isinstance(error, DivergenceError) or overwritten):
             self.publish(state)
             return
-        if self._trains and self._resumed is not None:
+        if self._resumed is not None:  # making the step may reset the optimizer's state before training begins
             self._resumed.restore()
         attributes = vars(self._estimator)
         attributes.update(self._attributes)  # first, because an interrupt may come before the rest

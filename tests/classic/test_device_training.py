@@ -12,6 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, SGD, Adam, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn.callbacks import SnapshotEnsemble
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
 from onnxtrain_sklearn.classic.optimizers import OrtAdamW
 from onnxtrain_sklearn.exceptions import ModelError
@@ -94,6 +95,20 @@ def test_the_evaluation_model_computes_the_loss(tmp_path, name, engine):
     assert again
     first = estimator.partial_fit(X, CASES[name][1]).loss_
     np.testing.assert_allclose(value, first, rtol=1e-4)
+
+
+def test_a_checkpoint_replaces_snapshots_and_its_weights_must_be_finite(tmp_path):
+    settings = {"learning_rate_init": 0.05, "max_iter": 6, "n_iter_no_change": np.inf, "random_state": 0}
+    averaged = OrtGradientRegressor(MLP(5), callbacks=[SnapshotEnsemble(3)], **settings).fit(X, Y)
+    other = OrtGradientRegressor(MLP(5), **settings | {"random_state": 1, "alpha": 0.0}).fit(X, Y)
+    other.export_artifacts(tmp_path / "other")
+    predictions = averaged.load_checkpoint(tmp_path / "other" / "checkpoint").predict(X)
+    np.testing.assert_array_equal(predictions, other.predict(X))
+    other._state.parameters.buffer[0] = np.nan
+    other.export_artifacts(tmp_path / "diverged")
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        averaged.load_checkpoint(tmp_path / "diverged" / "checkpoint")
+    np.testing.assert_array_equal(averaged.predict(X), predictions)
 
 
 def test_frozen_parameters_stay(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from onnxtrain_sklearn import MLP, SGD, AdamW, GraphModel, Linear, Runtime
 from onnxtrain_sklearn.exceptions import DeviceError, ModelError, UnsupportedOperatorError
 from onnxtrain_sklearn.losses import Focal, Hinge
+from onnxtrain_sklearn.optimizers import Slot
 from onnxtrain_sklearn.schedules import Cosine, StepDecay
 from tests.helpers.refusals import WEIGHTS, X, assert_unchanged_by, fresh, parsed, y
 
@@ -170,6 +172,38 @@ def test_wrong_parameters_set_on_a_fitted_estimator(case):
         assert_unchanged_by(estimator, lambda: estimator.partial_fit(X, y), error, message)
     estimator.set_params(**original).partial_fit(X, y)
     assert_array_equal(estimator.predict_proba(X), after_partial_fit())
+
+
+def test_error_while_the_step_is_made_leaves_the_optimizer_as_it_was():
+    class Failing(AdamW):
+        calls, last = 0, math.inf
+
+        def slots(self, parameters):
+            return {**super().slots(parameters), "further": Slot(parameters.shape)}
+
+        def update(self, op, p, g, state, k):
+            new, slots = super().update(op, p, g, {n: v for n, v in state.items() if n != "further"}, k)
+            return new, {**slots, "further": op.Mul(state["further"], 0.5)}
+
+        def scalars(self, learning_rate, t):
+            Failing.calls += 1
+            if Failing.calls > Failing.last:
+                raise MemoryError("no memory for the step")
+            return super().scalars(learning_rate, t)
+
+    expected = fresh().partial_fit(X, y, classes=[3, 5]).partial_fit(X, y).predict_proba(X)
+    fresh(optimizer=Failing()).partial_fit(X, y, classes=[3, 5])
+    n_calls = Failing.calls  # the proof that updates run in place, the making of the step, and the steps
+    assert n_calls >= 4
+    for last in range(n_calls):
+        estimator = fresh().partial_fit(X, y, classes=[3, 5])
+        Failing.calls, Failing.last = 0, last
+        estimator.set_params(optimizer=Failing())
+        try:
+            estimator.partial_fit(X, y)
+        except MemoryError:
+            estimator.set_params(optimizer="adamw").partial_fit(X, y)  # with the moments of the first call
+            assert_array_equal(estimator.predict_proba(X), expected)
 
 
 def test_optimizer_not_in_place_is_refused_without_change():
