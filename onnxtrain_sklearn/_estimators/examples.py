@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import _num_samples
 
 from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
 from .._data.columns import InputData, dimensions, require_in_memory
@@ -109,7 +108,7 @@ def validation_examples(
 def _count_of_rows(columns: InputColumns, specs: Specs, y: ArrayLike) -> int:
     """Return the number of rows of X; that of y if X has none, because the data are one thing."""
     whole = specs is not None and any(not spec.by_row for spec in specs)
-    return _num_samples(y) if whole else len(next(iter(columns.values())))
+    return len(np.asarray(y)) if whole else len(next(iter(columns.values())))
 
 
 def batches_for(
