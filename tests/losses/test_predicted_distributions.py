@@ -9,8 +9,12 @@ import onnxruntime
 import pytest
 import scipy.stats
 from numpy.testing import assert_allclose, assert_array_equal
+from skl2onnx import to_onnx
 from sklearn.datasets import load_diabetes, load_linnerud
+from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientMultiOutput, OrtGradientRegressor, TabM
 from onnxtrain_sklearn.losses import Quantiles
@@ -151,10 +155,6 @@ def test_intervals_cover_their_share_of_rows_that_are_held_out():
 
 
 def test_converters_of_scikit_learn_pipelines_take_the_prediction_alone():
-    from skl2onnx import to_onnx
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
     X, y = load_diabetes(return_X_y=True)
     X = X.astype(np.float32)
     pipeline = make_pipeline(StandardScaler(), OrtGradientRegressor(MLP((4,)), loss="gaussian_nll", max_iter=3)).fit(
@@ -197,7 +197,5 @@ def test_what_a_loss_does_not_learn_is_refused():
     several = OrtGradientMultiOutput(graph, loss={graph.graph.output[0].name: "squared_error"})
     assert not hasattr(several, "predict_quantiles")
     assert hasattr(OrtGradientRegressor(loss="gaussian_nll"), "predict_quantiles")
-    from sklearn.exceptions import NotFittedError
-
     with pytest.raises(NotFittedError):
         OrtGradientRegressor(loss="gaussian_nll").predict_distribution(GROUPS)
