@@ -242,7 +242,7 @@ class RowBlocks:
     def _open(self) -> _Opened:
         with self._lock:
             if self._opened is None:
-                self._opened = _opened(self)
+                self._opened = _find_blocks(self)
             return self._opened
 
 
@@ -311,7 +311,7 @@ class _Opened(NamedTuple):
     categorical: frozenset[str] = frozenset()
 
 
-def _opened(rows: RowBlocks) -> _Opened:
+def _find_blocks(rows: RowBlocks) -> _Opened:
     dataset, fragments = _dataset(rows.source)
     size, target_columns = rows.buffer_rows // LEAST_BLOCKS, _target_columns(rows)
     if fragments and _is_parquet(dataset):
@@ -897,15 +897,15 @@ def targets_in(table: Any, target: Target, sample_weight: WeightColumns, place: 
     elif sample_weight is not None:
         weights = _weights(table, sample_weight, place)
     if not isinstance(target, Mapping):
-        return _targets(table, target, place), weights
+        return _target_values(table, target, place), weights
     found = {}
     for output, names in target.items():
         own = weights.get(output) if isinstance(weights, dict) else weights
-        found[output] = _targets(table, names, place, None if own is None else own != 0)
+        found[output] = _target_values(table, names, place, None if own is None else own != 0)
     return found, weights
 
 
-def _targets(table: Any, names: str | Sequence[str], place: str, read: np.ndarray | None = None) -> np.ndarray:
+def _target_values(table: Any, names: str | Sequence[str], place: str, read: np.ndarray | None = None) -> np.ndarray:
     if isinstance(names, str):
         return _values(table.column(names), names, place, read)
     return np.stack([_values(table.column(name), name, place, read) for name in names], axis=1)

@@ -1,9 +1,10 @@
 """Terms of the loss of a minibatch: losses of rows, their weighted mean, the penalty, one-hot labels.
 
 :func:`append_loss` calls a loss for the rows of a minibatch and emits their weighted mean; :func:`append_pairwise_loss`
-does so for pairs of classes; :func:`row_means` emits the losses of rows without taking the mean.
-:func:`append_penalty` emits the penalty on the weights. Expressions that several losses share, such as :func:`margin`,
-are at the end. A row of weight zero has no effect: its loss, which must be finite, is multiplied by zero.
+does so for pairs of classes; :func:`row_means` emits the losses of rows without taking the mean. :func:`append_penalty`
+emits the penalty on the weights for graphs of users; training calls :func:`weighted_penalty`. Expressions that several
+losses share, such as :func:`margin`, are at the end. A row of weight zero has no effect: its loss, which must be
+finite, is multiplied by zero.
 """
 
 from __future__ import annotations
