@@ -18,8 +18,10 @@ from onnxtrain_sklearn import (
     SGD,
     FineTuner,
     GraphModel,
+    Linear,
     OrtGradientClassifier,
     OrtGradientRegressor,
+    RowBlocks,
 )
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from tests.helpers.environment import each_engine
@@ -378,3 +380,16 @@ def test_refusals_say_what_to_do(case):
     call, error, words = REFUSED[case]
     with pytest.raises(error, match=words):
         call()
+
+
+@pytest.mark.parametrize("model", [None, "file"])
+def test_table_in_blocks_is_refused(model, tmp_path):
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    columns = {f"x{i}": x[:, i] for i in range(FEATURES)} | {"y": labels}
+    pd.DataFrame(columns).to_parquet(tmp_path / "table.parquet", row_group_size=10)
+    given = None if model is None else Linear().build(n_features=FEATURES, n_outputs=CLASSES, random_state=0)
+    estimator = OrtGradientClassifier(given, batch_size=None)
+    with pytest.raises(ValueError, match=r"batch_size=None takes all rows at once.*Give arrays"):
+        estimator.fit(RowBlocks(tmp_path / "table.parquet", target="y", buffer_rows=10))
+    assert not hasattr(estimator, "classes_")
