@@ -50,8 +50,8 @@ class LocalSGD(Component):
     Multiply the learning rate of one machine by the number of shards, up to about 0.01: at 0.008, the default is ahead
     by 0.0003 (means of five seeds).
 
-    After fewer than 20 rounds, or rounds of fewer than 8 steps, the momentum overshoots: ``fit`` then warns. Take
-    smaller minibatches, fewer shards, more epochs, or the plain mean.
+    After fewer than 20 rounds, or rounds of fewer than 8 steps, the momentum may overshoot at a high learning rate:
+    ``fit`` then warns. Take smaller minibatches, fewer shards, more epochs, or compare the plain mean.
 
     References
     ----------
