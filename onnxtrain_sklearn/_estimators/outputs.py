@@ -8,6 +8,7 @@ labels. A given graph is run first, to learn whether its output holds scores, pr
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -593,8 +594,18 @@ def _output_of_declared(
     loss.check_scores(row, targets.content)
     several_axes = row if len(row) > 1 else ()
     declared = targets.declared.with_scores(row)
-    decoding = Decoding("regression", link, math.prod(row), row_shape=several_axes, declared=declared)
+    more: dict[str, Any] = {"declared": declared, "distribution": _distribution(loss, graph)}
+    decoding = Decoding("regression", link, math.prod(row), row_shape=several_axes, **more)
     return DecodedOutput(graph, graph, decoding, reference)
+
+
+def _distribution(loss: Loss, graph: TrainableModel) -> Loss | None:
+    """Return a copy of a loss that predicts more than the prediction, which ``set_params`` does not reach; else None.
+
+    The mean over the members of an ensemble is a prediction, but their mean scale is not that of their mixture.
+    """
+    predicts_more = type(loss).further_predictions is not Loss.further_predictions
+    return copy.deepcopy(loss) if predicts_more and graph.members is None else None
 
 
 def scores_for(loss: Loss, targets: Targets) -> int:
@@ -672,9 +683,7 @@ def decoding_for(
     if task == "regression":
         graph = graph if graph.link == link else graph.ignoring_activation()
         graph = graph if n_targets is None else graph.ignoring_activation()
-        # The mean over the members of an ensemble is a prediction, but their mean scale is not that of their mixture.
-        distribution = None if n_targets is None or graph.members is not None else loss
-        more = {"row_shape": targets.row_shape, "n_targets": n_targets, "distribution": distribution}
+        more = {"row_shape": targets.row_shape, "n_targets": n_targets, "distribution": _distribution(loss, graph)}
         return graph, Decoding(task, link, n_scores, **more)
     if of_pairs:
         if targets.soft:

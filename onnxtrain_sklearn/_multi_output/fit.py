@@ -187,7 +187,9 @@ def choose_decodings(
         losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=own.lacks_labels))  # type: ignore[misc]
     whole = replace(graph, model=model)
     # The joint decoding describes the joint targets: a matrix of numbers, in which each output has its own columns.
-    decoding = Decoding("regression", "identity", targets.n_scores, parts=tuple(part.decoding for part in parts))
+    # A prediction of each output, without what its loss predicts besides.
+    alone = tuple(replace(part.decoding, distribution=None) for part in parts)
+    decoding = Decoding("regression", "identity", targets.n_scores, parts=alone)
     seed = int(context.rng.randint(2**31 - 1)) if resumed is None else resumed.seed
     settings = config.with_decoding(TotalLoss(tuple(losses), targets.has_factors), decoding, seed)
     return DecodedGraph(

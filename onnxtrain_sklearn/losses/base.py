@@ -138,7 +138,7 @@ class Loss(Component, ABC):
         """Emit what the scores of a regressor tell besides its prediction; nothing, unless overridden.
 
         These are further outputs of the graphs of ``predict`` and ``to_onnx``, under the names that this method
-        returns.
+        returns. Ensembles and several trained outputs have none.
         """
         return {}
 

@@ -17,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientMultiOutput, OrtGradientRegressor, TabM
-from onnxtrain_sklearn.losses import Quantiles
+from onnxtrain_sklearn.losses import FurtherPrediction, GaussianNLL, Loss, Quantiles, Target
 from tests.helpers.environment import each_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -133,6 +133,61 @@ def test_onnx_file_and_pickle_predict_the_same(loss):
             expected = np.sqrt(squared * own**2 + mean * location + product * own * location**2)
             assert_allclose(net.predict(X, return_std=True)[1], expected, rtol=1e-5)
             assert_array_equal(again.predict(X, return_std=True), net.predict(X, return_std=True))
+
+
+@pytest.mark.parametrize(
+    ("loss", "changed"), [(GaussianNLL(), {"loss__min_scale": 5.0}), (Quantiles(), {"loss__quantiles": [0.2, 0.5, 0.8]})]
+)
+def test_parameters_set_after_a_fit_change_no_prediction(loss, changed):
+    net = OrtGradientRegressor(Linear(), loss=loss, max_iter=3, random_state=0).fit(GROUPS, Y)
+    before = net.predict_quantiles(GROUPS)
+    again = pickle.loads(pickle.dumps(net.set_params(**changed)))
+    assert_array_equal(again.predict_quantiles(GROUPS), before)
+
+
+def two_outputs():
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] X) => (float[N, 1] A, float[N, 1] B) {
+        A = MatMul(X, A_weight) B = MatMul(X, B_weight) }"""
+    )
+    for name in ("A_weight", "B_weight"):
+        array = RNG.normal(size=(3, 1)).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return model
+
+
+class Exponent(Loss):
+    """A loss of one score for a target, which predicts more."""
+
+    tasks = frozenset({"regression"})
+
+    def __call__(self, op, scores, y, link):
+        return op.Abs(op.Sub(scores, y))
+
+    def further_predictions(self, op, scores):
+        return {"exponent": FurtherPrediction([op.Exp(scores)], "none")}
+
+
+class NamedExponent(Exponent):
+    targets = {"number": Target(("N", 1))}  # noqa: RUF012
+
+    def __call__(self, op, scores, y, link):
+        return op.Abs(op.Sub(scores, y["number"]))
+
+
+@pytest.mark.parametrize(("loss", "y"), [(Exponent(), Y), (NamedExponent(), {"number": Y[:, None]})])
+def test_losses_of_one_score_predict_more(loss, y):
+    net = OrtGradientRegressor(Linear(), loss=loss, max_iter=3, random_state=0).fit(GROUPS, y)
+    session = onnxruntime.InferenceSession(net.to_onnx().SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.get_outputs()[1].name == "exponent"
+    numbers, further = session.run(None, {session.get_inputs()[0].name: GROUPS})
+    assert_allclose(further, np.exp(numbers), rtol=1e-5)
+    several = OrtGradientMultiOutput(two_outputs(), loss={"A": Exponent(), "B": "squared_error"}, max_iter=1)
+    found, weights = several.fit(GROUPS, {"A": Y, "B": Y}).predict(GROUPS), several.weights_
+    for name in "AB":
+        assert_allclose(found[name], (GROUPS @ weights[f"{name}_weight"])[:, 0], rtol=1e-5)
+    median = fitted(Quantiles([0.5]), max_iter=3)
+    assert_array_equal(median.predict_quantiles(GROUPS)[:, 0], median.predict(GROUPS))
 
 
 def test_gamma_loss_is_the_density_of_scipy():
