@@ -26,6 +26,8 @@ ESTIMATORS = (
     "TabMRegressor",
 )
 HELD = (
+    "_model.declared_targets.DeclaredTargets",
+    "_model.declared_targets.SizedTarget",
     "_recipes.preprocessing.Categories",
     "_recipes.preprocessing.Preprocessing",
     "_recipes.preprocessing.Quantile",

@@ -85,6 +85,12 @@ CASES = {
     "fitted": (lambda: stored_net(linear_net()), X, Y),
     "trees": (lambda: stored_net(GradientBoostingClassifier(n_estimators=2).fit(X, Y)), X, Y),
     "table": (lambda: stored_net(skops_table()), FRAME, Y),
+    "declared targets": (
+        lambda: OrtGradientRegressor(loss="cox", max_iter=2, random_state=0),
+        X,
+        {"time": np.arange(60.0), "event": Y == 1},
+    ),
+    "quantiles": (lambda: OrtGradientRegressor(loss="quantiles", max_iter=2, random_state=0), X, X[:, 0]),
     "lbfgs": (lambda: OrtGradientRegressor(Linear(), optimizer=LBFGS(), max_iter=2, random_state=0), X, X[:, 0]),
 }
 
