@@ -221,19 +221,26 @@ def require_quantiles(estimator: Parameters) -> bool:
 
 
 def _require_further(estimator: Parameters, kinds: Any, method: str, what: str) -> bool:
-    state: FittedState | None = getattr(estimator, "_state", None)
-    loss = estimator.loss
-    if state is None:
-        known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
-        found = not isinstance(known, Loss) or isinstance(known, kinds)  # ``fit`` raises the error of an invalid one
-    else:
-        found = isinstance(state.decoding.distribution, kinds)
-    if not found:
-        why = f"it needs a loss for {what}, got loss={loss!r}."
-        if state is not None and state.graph.members is not None and isinstance(resolve_loss(loss), kinds):
-            why = "the graph has several members (n_members), of which it gives the mean alone."
+    if (why := why_no_distribution(estimator, kinds, what)) is not None:
         raise AttributeError(f"{method} is not available: {why}")
     return True
+
+
+def why_no_distribution(estimator: Parameters, kinds: Any, what: str) -> str | None:
+    """Return why an estimator does not predict by a loss of ``kinds``, which learn ``what``; None if it does."""
+    state: FittedState | None = getattr(estimator, "_state", None)
+    loss = estimator.loss
+    known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
+    learns = isinstance(known, kinds)
+    if state is None and (learns or not isinstance(known, Loss)):  # ``fit`` raises the error of an invalid one
+        return None
+    if state is not None and isinstance(state.decoding.distribution, kinds):
+        return None
+    if state is not None and learns and state.graph.members is not None:
+        return "the graph has several members (n_members), of which it gives the mean alone."
+    if learns:
+        return f"the estimator was fitted before it was given loss={loss!r}: fit it again."
+    return f"it needs a loss for {what}, got loss={loss!r}."
 
 
 def takes_negative_numbers(loss: object) -> bool:

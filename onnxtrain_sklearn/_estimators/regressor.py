@@ -26,7 +26,14 @@ from .base import BaseOrtGradient
 from .call import Call
 from .config import check_partial_fit, trains_in_minibatches
 from .fit import train
-from .outputs import NumberTask, OutputTask, require_distribution, require_quantiles, takes_negative_numbers
+from .outputs import (
+    NumberTask,
+    OutputTask,
+    require_distribution,
+    require_quantiles,
+    takes_negative_numbers,
+    why_no_distribution,
+)
 from .parameters import REGRESSOR, attributes
 from .predict import checked_levels, numbers_in_rows, predicted_with_further
 from .scoring import loss_of_declared
@@ -166,7 +173,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         kind = prediction_type(X)
         if isinstance(loss, Quantiles):
             location, further = predicted_with_further(self, X)
-            each = further["quantiles"].reshape(*location.shape, -1).astype(kind, copy=False)
+            (own,) = further.values()
+            each = own.reshape(*location.shape, -1).astype(kind, copy=False)
             known = list(loss.quantiles)
             return each[..., [known.index(level) for level in levels]]
         found = self.predict_distribution(X)
@@ -207,10 +215,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         check_is_fitted(self)
         loss = self._state.decoding.distribution
         if not isinstance(loss, DistributionLoss):
-            raise ValueError(
-                f"return_std=True needs a loss that learns a distribution, such as 'gaussian_nll', got "
-                f"loss={self.loss!r}."
-            )
+            why = why_no_distribution(self, DistributionLoss, "a distribution, such as 'gaussian_nll'")
+            raise ValueError(f"return_std=True is not available: {why}")
         location, further = predicted_with_further(self, X)
         (own,) = further.values()
         own = own.reshape(location.shape)
@@ -234,7 +240,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             A graph without training-only operators; it imports only the opset domains that it uses. If the scale of
             the targets or the link of the loss (poisson, gamma, tweedie) follows the graph, the output is named
             ``variable``, as skl2onnx names it; else it keeps its name. The predictions are those of :meth:`predict`.
-            What a loss predicts besides them follows as ``scale``, ``dispersion`` or ``quantiles``.
+            What a loss predicts besides them follows as ``scale``, ``dispersion`` or ``quantiles``; if an input or a
+            weight has that name, as in :class:`RealMLP`, as ``predict/scale``.
 
         Examples
         --------

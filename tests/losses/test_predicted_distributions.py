@@ -5,6 +5,9 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
+import onnx
+import onnx.numpy_helper
+import onnx.parser
 import onnxruntime
 import pytest
 import scipy.stats
@@ -136,7 +139,8 @@ def test_onnx_file_and_pickle_predict_the_same(loss):
 
 
 @pytest.mark.parametrize(
-    ("loss", "changed"), [(GaussianNLL(), {"loss__min_scale": 5.0}), (Quantiles(), {"loss__quantiles": [0.2, 0.5, 0.8]})]
+    ("loss", "changed"),
+    [(GaussianNLL(), {"loss__min_scale": 5.0}), (Quantiles(), {"loss__quantiles": [0.2, 0.5, 0.8]})],
 )
 def test_parameters_set_after_a_fit_change_no_prediction(loss, changed):
     net = OrtGradientRegressor(Linear(), loss=loss, max_iter=3, random_state=0).fit(GROUPS, Y)
@@ -190,6 +194,20 @@ def test_losses_of_one_score_predict_more(loss, y):
     assert_array_equal(median.predict_quantiles(GROUPS)[:, 0], median.predict(GROUPS))
 
 
+@pytest.mark.parametrize("place", ["a weight", "an input"])
+def test_names_of_outputs_may_be_taken(place):
+    names = "X, quantiles, b" if place == "a weight" else "quantiles, W, b"
+    x, weights, bias = names.split(", ")
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]> net (float[N, 3] {x}) => (float[N, 3] Y) {{ Y = Gemm({names}) }}"""
+    )
+    arrays = {weights: RNG.normal(size=(3, 3)), bias: np.zeros(3)}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in arrays.items())
+    net = OrtGradientRegressor(model, loss="quantiles", max_iter=2).fit(GROUPS, Y)
+    assert_array_equal(net.predict_quantiles(GROUPS)[:, 1], net.predict(GROUPS))
+    assert net.to_onnx().graph.output[1].name == "predict/quantiles"
+
+
 def test_gamma_loss_is_the_density_of_scipy():
     net = fitted("gamma_nll")
     density = net.predict_distribution(GROUPS).logpdf(Y)
@@ -231,8 +249,10 @@ def test_what_a_loss_does_not_learn_is_refused():
     with pytest.raises(AttributeError) as raised:
         plain.predict_distribution(GROUPS)
     assert "needs a loss for a distribution, such as 'gaussian_nll', got loss='squared" in str(raised.value.__cause__)
-    with pytest.raises(ValueError, match="return_std=True needs a loss that learns a distribution"):
+    with pytest.raises(ValueError, match=r"return_std=True .* needs a loss for a distribution, .* got loss='squared_e"):
         plain.predict(GROUPS, return_std=True)
+    with pytest.raises(ValueError, match="fitted before it was given loss='gaussian_nll': fit it again"):
+        plain.set_params(loss="gaussian_nll").predict(GROUPS, return_std=True)
     quantiles = OrtGradientRegressor(Linear(), loss=Quantiles([0.1, 0.5]), max_iter=2).fit(GROUPS, Y)
     assert not hasattr(quantiles, "predict_distribution")
     with pytest.raises(
@@ -246,6 +266,8 @@ def test_what_a_loss_does_not_learn_is_refused():
     with pytest.raises(AttributeError) as raised:
         members.fit(GROUPS, Y).predict_distribution(GROUPS)
     assert "several members" in str(raised.value.__cause__)
+    with pytest.raises(ValueError, match="several members"):
+        members.predict(GROUPS, return_std=True)
     with pytest.raises(ValueError, match="positive"):
         OrtGradientRegressor(loss="gamma_nll").fit(GROUPS, Y - Y.min())
     graph = Linear().build(3, 1, random_state=0)
