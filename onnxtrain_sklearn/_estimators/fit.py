@@ -28,6 +28,7 @@ from .._data.targets import SeveralTargets, without_missing
 from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting
+from .._ir.queries import require_files_unchanged
 from .._model.trainable import TrainableModel
 from .._ort import sessions
 from .._training.programs import COMPILED
@@ -172,6 +173,8 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     config = TrainingConfig.of(estimator)
     steps: Preparation = estimator._preparation()  # ONE_OUTPUT, or that of `_multi_output/fit.py`
     resumed = call.resumed_state(estimator)
+    if resumed is not None:
+        require_files_unchanged(resumed.graph.model)
     if call.source is not None:
         call = with_arrays(estimator, call, config, resumed, steps.stream(estimator))
 

@@ -32,6 +32,13 @@ def is_in_file(value: ir.Value) -> bool:
     return isinstance(value.const_value, ir.ExternalTensor)
 
 
+def require_files_unchanged(model: ir.Model) -> None:
+    """Raise ModelError if a file in which weights of the model stay has changed since it was read."""
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    for path in {os.fspath(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}:
+        require_unchanged(path)
+
+
 def node_label(node: ir.Node) -> str:
     """Return the name and the operator of ``node``, as the start of a sentence."""
     name = f"Node {node.name!r}" if node.name else f"The node that computes {node.outputs[0].name!r}"

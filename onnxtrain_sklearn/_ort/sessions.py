@@ -44,6 +44,7 @@ another process on one of two cores, steps of convolutional networks take 1.3 to
 SPIN = "session.intra_op.spin_duration_us"
 
 _indexed: weakref.WeakKeyDictionary[onnxruntime.InferenceSession, Mapping[str, int]] = weakref.WeakKeyDictionary()
+_mapped: weakref.WeakKeyDictionary[onnxruntime.InferenceSession, frozenset[str]] = weakref.WeakKeyDictionary()
 _sessions: weakref.WeakSet[onnxruntime.InferenceSession] = weakref.WeakSet()
 _forks = 0
 
@@ -107,10 +108,10 @@ def require_unchanged(path: str) -> tuple[int, int]:
     return found
 
 
-def _with_files(model: bytes) -> tuple[bytes, dict[str, str]]:
-    """Return a graph that names its files relative to a folder, and the options that name the folder."""
+def _with_files(model: bytes) -> tuple[bytes, dict[str, str], frozenset[str]]:
+    """Return a graph that names its files relative to a folder, the options that name the folder, and the files."""
     if not any(os.fsencode(path) in model for path in _files):
-        return model, {}
+        return model, {}, frozenset()
     proto = onnx.load_model_from_string(model)
     places = [
         entry
@@ -120,12 +121,14 @@ def _with_files(model: bytes) -> tuple[bytes, dict[str, str]]:
         if entry.key == "location"
     ]
     if not places:
-        return model, {}
-    folder = os.path.commonpath([os.path.dirname(entry.value) for entry in places])
+        return model, {}, frozenset()
+    paths = frozenset(entry.value for entry in places)
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    for path in paths:
+        require_unchanged(path)
     for entry in places:
-        require_unchanged(entry.value)
         entry.value = os.path.relpath(entry.value, folder)
-    return proto.SerializeToString(), {_FOLDER_OPTION: folder, **_IN_PLACE}
+    return proto.SerializeToString(), {_FOLDER_OPTION: folder, **_IN_PLACE}, paths
 
 
 def create_session(
@@ -136,7 +139,7 @@ def create_session(
     settings.log_severity_level = 4  # errors are raised
     settings.intra_op_num_threads = threads
     settings.inter_op_num_threads = 1
-    model, of_files = _with_files(model)
+    model, of_files, paths = _with_files(model)
     for name, value in {SPIN: SPIN_MICROSECONDS, **of_files, **(options or {})}.items():
         if name != LIBRARY_OPTION:
             set_option(settings, name, value)
@@ -167,6 +170,8 @@ def create_session(
     _sessions.add(session)
     if indexed:
         _indexed[session] = indexed
+    if paths:
+        _mapped[session] = paths
     return session
 
 
@@ -200,7 +205,7 @@ def require_indices(session: InferenceSession, arrays: Mapping[str, np.ndarray])
 def session_runner(session: InferenceSession) -> Callable[[Sequence[str], Mapping[str, np.ndarray]], list[Any]]:
     """Return :func:`run_session` for one session; on a CPU without the checks that its class makes each time."""
     own = getattr(session, "_sess", None)
-    if own is None or session.get_providers() != ["CPUExecutionProvider"] or session in _indexed:
+    if own is None or session.get_providers() != ["CPUExecutionProvider"] or session in _indexed or session in _mapped:
         return partial(run_session, session)
 
     def run(outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
@@ -213,8 +218,10 @@ def session_runner(session: InferenceSession) -> Callable[[Sequence[str], Mappin
 
 
 def run_session(session: InferenceSession, outputs: Sequence[str], feeds: Mapping[str, np.ndarray]) -> list[Any]:
-    """Return outputs of a session by name; raises ModelError if the run fails."""
+    """Return outputs of a session by name; raises ModelError if the run fails, or a file that it reads has changed."""
     require_indices(session, feeds)
+    for path in _mapped.get(session, ()):  # what is written to a file changes the weights of the session
+        require_unchanged(path)
     try:
         return list(session.run(outputs, feeds))
     except Exception as error:  # each release has another class for it

@@ -160,6 +160,27 @@ def test_a_path_to_the_given_weights_is_refused(path):
         fitted(path, trainable="head_*").to_onnx(path=path)
 
 
+@pytest.mark.parametrize("change", ["in place", "another file", "removed"])
+def test_fitted_models_notice_changed_weights(path, change):
+    found, weights = fitted(path, adapters=LoRA(2)), path.parent / "model.weights"
+    expected, content = found.predict_proba(X), weights.read_bytes()
+    if change == "in place":
+        with weights.open("r+b") as file:
+            file.write(bytes(4 * WIDTH))
+    elif change == "another file":
+        (path.parent / "new").write_bytes(bytes(len(content)))
+        os.replace(path.parent / "new", weights)
+    else:
+        weights.unlink()
+    facts = sessions._files[os.path.realpath(weights)]
+    for call in (found.predict_proba, found.predict, lambda X: found.score(X, y), lambda X: found.partial_fit(X, y)):
+        with pytest.raises(ModelError, match=r"has changed since it was read|is not there any more"):
+            call(X)
+    weights.write_bytes(content)
+    os.utime(weights, ns=(facts[1], facts[1]))
+    assert_array_equal(found.predict_proba(X), expected)
+
+
 def test_weights_outside_of_the_folder_are_refused(path, tmp_path):
     (tmp_path / "secret").write_bytes((path.parent / "model.weights").read_bytes())
     for location in ("../secret", str(tmp_path / "secret")):
