@@ -125,8 +125,11 @@ def write(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> onnx.ModelPro
     result = onnx.ModelProto()
     result.CopyFrom(proto)
     beside = target.with_name(f"{target.name}.data")
-    if os.path.realpath(beside) in {_place(tensor)["location"] for tensor in outside}:
-        raise ModelError(f"The given model reads its weights from {_short(os.fspath(beside))!r}: give another path.")
+    for written in (target, beside):
+        if os.path.realpath(written) in {_place(tensor)["location"] for tensor in outside}:
+            raise ModelError(
+                f"The given model reads its weights from {_short(os.fspath(written))!r}: give another path."
+            )
     with whole_file(beside) as file:
         for tensor in _in_files(result):
             place = _place(tensor)

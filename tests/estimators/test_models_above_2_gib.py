@@ -160,6 +160,14 @@ def test_a_path_to_the_given_weights_is_refused(path):
         fitted(path, trainable="head_*").to_onnx(path=path)
 
 
+def test_the_graph_is_not_written_over_the_given_weights(path):
+    found, weights = fitted(path, trainable="head_*"), path.parent / "model.weights"
+    before = weights.read_bytes()
+    with pytest.raises(ModelError, match=r"reads its weights from .*model.weights'?: give another path"):
+        found.to_onnx(path=weights)
+    assert weights.read_bytes() == before
+
+
 @pytest.mark.parametrize("change", ["in place", "another file", "removed"])
 def test_fitted_models_notice_changed_weights(path, change):
     found, weights = fitted(path, adapters=LoRA(2)), path.parent / "model.weights"
