@@ -85,8 +85,8 @@ def _typed(part: Any, name: str, target: Target) -> np.ndarray:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         count = np.count_nonzero(~np.isfinite(array))
         raise ValueError(f"The {label} contains NaN or infinity in {count} of {array.size} elements: leave rows out.")
-    if target.dtype == "bool" and not np.isin(array, (0, 1)).all():
-        raise ValueError(f"The {label} must be True or False (1 or 0), got values such as {array[array > 1][:1]}.")
+    if target.dtype == "bool" and (wrong := array[~np.isin(array, (0, 1))]).size:
+        raise ValueError(f"The {label} must be True or False (1 or 0), got values such as {wrong[0]}.")
     if target.dtype == "int64":
         if array.dtype.kind == "f" and (array != np.rint(array)).any():
             raise ValueError(f"The {label} must hold whole numbers, got fractions.")
