@@ -210,8 +210,9 @@ and ``target_scaling`` say otherwise. None: always the units of ``X`` and ``y``.
         (OneOf(("auto",)), None), tunes=True),
     "clip_predictions": switch("""
 Whether to clip predictions to the range of the targets, for each output: from the smallest to the largest
-target of all rows trained on so far, without rows that were held out. It applies to ``predict``, ``to_onnx()``
-and validation scores, not to the loss. The bounds are rounded to the type of the graph.""", tunes=True),
+target of all rows trained on so far, without rows that were held out. It applies to ``predict``, ``to_onnx()``,
+the quantiles of ``loss="quantiles"``, the location of a distribution, and validation scores, not to the loss. The
+bounds are rounded to the type of the graph.""", tunes=True),
 }  # fmt: skip
 
 CLASSIFIER: Mapping[str, Parameter] = {

@@ -267,11 +267,9 @@ def _append_outputs(
             prediction = op.Add(prediction, numbers[TARGET_CENTER])
         further = {} if decoding.distribution is None else _further_predictions(op, scores, decoding, numbers)
         if TARGET_LOW in numbers:
-            low, high = numbers[TARGET_LOW], numbers[TARGET_HIGH]
             is_single = decoding.target_range is not None and decoding.target_range.low.size == 1
             rows = prediction if is_single or decoding.row_shape else as_rows(op, prediction)
-            above = op.Where(op.Less(rows, low), low, rows)  # Clip may replace NaN by a bound
-            prediction = op.Where(op.Greater(above, high), high, above)
+            prediction = _clipped(op, rows, numbers)
         _add_output(op, names.numbers, prediction, given)
         for name, values in further.items():
             _add_output(op, names.prefix + name, values, None)
@@ -312,6 +310,13 @@ def _append_outputs(
         _add_output(op, f"{names.prefix}raw_scores", op.Identity(raw), None)
 
 
+def _clipped(op: GraphBuilder, rows: ir.Value, numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value]) -> ir.Value:
+    """Emit predictions within the range of the targets."""
+    low, high = numbers[TARGET_LOW], numbers[TARGET_HIGH]
+    above = op.Where(op.Less(rows, low), low, rows)  # Clip may replace NaN by a bound
+    return op.Where(op.Greater(above, high), high, above)
+
+
 def _further_predictions(
     op: GraphBuilder,
     scores: ir.Value,
@@ -327,6 +332,8 @@ def _further_predictions(
             values = [op.Mul(value, numbers[TARGET_SCALE]) for value in values]
         if one.unit == "location" and TARGET_CENTER in numbers:
             values = [op.Add(value, numbers[TARGET_CENTER]) for value in values]
+        if one.unit == "location" and TARGET_LOW in numbers:
+            values = [_clipped(op, value, numbers) for value in values]
         if len(values) == 1:
             found[name] = values[0]
         elif decoding.n_columns == 1:

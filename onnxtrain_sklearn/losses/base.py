@@ -25,8 +25,8 @@ class FurtherPrediction(NamedTuple):
     values : sequence of values of shape (N, k)
         One of them is an output (N, k). Several become an axis after the targets: (N, k, n), or (N, n) if k = 1.
     unit : {"location", "scale", "none"}
-        How the numbers follow the scale of the targets: shifted and multiplied like the targets, multiplied like their
-        deviations, or not at all.
+        How the numbers follow the scale of the targets: shifted, multiplied and clipped like predictions, multiplied
+        like deviations of the targets, or not at all.
     """
 
     values: Sequence[ir.Value]

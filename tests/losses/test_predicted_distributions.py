@@ -194,6 +194,19 @@ def test_losses_of_one_score_predict_more(loss, y):
     assert_array_equal(median.predict_quantiles(GROUPS)[:, 0], median.predict(GROUPS))
 
 
+@pytest.mark.parametrize("targets", [Y, np.c_[Y, 5.0 - 2.0 * Y]], ids=["one", "two"])
+def test_quantiles_are_clipped_like_their_median(targets):
+    learner = {"loss": Quantiles([0.1, 0.5, 0.75]), "max_iter": 20, "random_state": 0}
+    free = OrtGradientRegressor(Linear(), **learner).fit(GROUPS, targets)
+    clipped = OrtGradientRegressor(Linear(), clip_predictions=True, **learner).fit(GROUPS, targets)
+    far = 20.0 * RNG.normal(size=(50, 3))
+    found, low, high = clipped.predict_quantiles(far), targets.min(axis=0), targets.max(axis=0)
+    expected = np.clip(free.predict_quantiles(far), low[..., None], high[..., None])
+    assert_allclose(found, expected, rtol=1e-6)
+    assert (found != free.predict_quantiles(far)).any()
+    assert_array_equal(found[..., 1], clipped.predict(far))
+
+
 @pytest.mark.parametrize("place", ["a weight", "an input"])
 def test_names_of_outputs_may_be_taken(place):
     names = "X, quantiles, b" if place == "a weight" else "quantiles, W, b"
