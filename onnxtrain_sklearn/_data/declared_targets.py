@@ -22,6 +22,13 @@ def declared_targets(
     mapping, a data frame or a structured array with the names of the targets. A single target may be given as it is.
     """
     parts = _parts(y, declared, loss)
+    if earlier is not None and {one.name: len(one.row_shape) for one in earlier.targets} != {
+        name: len(target.shape) - 1 for name, target in declared.items()
+    }:
+        began = ", ".join(f"{one.name!r} with rows of shape {one.row_shape}" for one in earlier.targets) or "none"
+        raise ValueError(
+            f"Training began with other targets than those of loss={loss}: {began}. Take that loss again, or fit anew."
+        )
     sizes = {"N": (n_rows, "X")}
     for one in () if earlier is None else earlier.targets:
         for name, size in zip(declared[one.name].shape[1:], one.row_shape, strict=True):

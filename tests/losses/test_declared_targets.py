@@ -251,6 +251,10 @@ def test_later_calls_and_validation_data_have_the_first_shapes():
         net.fit(X, GOOD, X_val=X, y_val=GOOD | {"curve": np.zeros((53, 5))})
     with pytest.raises(ValueError, match="Training began with a loss that takes targets of its own"):
         net.set_params(loss="squared_error").partial_fit(X, Y)
+    with pytest.raises(
+        ValueError, match=r"other targets than those of loss=Squared: 'slot' with rows of shape \(\), 'counts'"
+    ):
+        net.set_params(loss=Squared()).partial_fit(X, Y)
 
 
 @pytest.mark.parametrize("shape", [("rows",), ("N", "N"), ("N", 0), ["N"], ()])
