@@ -38,7 +38,7 @@ from .describe import Description, describe
 from .files import export_folder, load_state, read_checkpoint, training_onnx, write_artifacts
 from .fit import ONE_OUTPUT, Preparation, initialize, train
 from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
-from .outputs import OutputTask
+from .outputs import OutputTask, targets_declared_by
 from .parameters import CallbackSupportMixin, Parameters, require_own_names, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
@@ -511,7 +511,8 @@ class BaseOrtGradient(GraphEstimator):
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
             the weights at the start of the last epoch that began with a finite loss.
         """
-        validation = optional_data("val", X_val, y_val, sample_weight_val)
+        needs_y = targets_declared_by(getattr(self, "loss", None)) != {}
+        validation = optional_data("val", X_val, y_val, sample_weight_val, needs_y=needs_y)
         old_rows = optional_data("old", X_old, y_old, sample_weight_old)
         resume = is_on(self.warm_start)
         return train(self, Call(X, y, sample_weight, None, validation, resume=resume, old_rows=old_rows, groups=groups))

@@ -82,9 +82,9 @@ class Call:
         return vars(estimator).get("_state") if self.resume else None
 
 
-def optional_data(name: str, X: Any, y: Any, sample_weight: Any) -> Validation | None:
+def optional_data(name: str, X: Any, y: Any, sample_weight: Any, *, needs_y: bool = True) -> Validation | None:
     """Return optional data as one tuple, such as ``X_val``, ``y_val`` and their weights; None if they are not given."""
-    if (X is None) != (y is None):
+    if (X is None) != (y is None) and (needs_y or X is None):
         raise ValueError(f"X_{name} and y_{name} belong together: give both or neither.")
     if X is None and sample_weight is not None:
         raise ValueError(f"sample_weight_{name} holds the weights of X_{name} and y_{name}: give them too.")

@@ -212,6 +212,10 @@ def test_loss_without_targets_takes_no_y():
     net = regressor(ToZero(), model=Linear(), max_iter=200, learning_rate_init=0.1).fit(X + 3)
     assert np.abs(net.predict(X + 3)).max() < 0.3
     assert_allclose(net.score(X + 3), -np.mean(net.predict(X + 3) ** 2), rtol=1e-5)
+    watched = regressor(ToZero(), early_stopping=True, max_iter=3).fit(X, X_val=X[:20] + 3)
+    assert_allclose(max(watched.validation_scores_), watched.score(X[:20] + 3), rtol=1e-5)
+    with pytest.raises(ValueError, match="X_val and y_val belong together"):
+        regressor(Squared()).fit(X, Y, X_val=X)
     with pytest.raises(ValueError, match=r"loss=ToZero takes no targets: leave y=None, got ndarray"):
         regressor(ToZero()).fit(X, Y)
 
