@@ -453,8 +453,9 @@ def _require_floats(graph: TrainableModel, names: list[str], *, everything: bool
     holds_weights = any("QuantizeLinear" not in node for node in graph.quantized)  # integer products
     if set(names) <= set(free) and not (everything and holds_weights):
         return
-    behind = ", ".join(map(repr, free))
-    rest = f", or name parameters behind the last of these nodes in trainable: {behind}" if free else ""
+    passes = all("MatMulNBits" in node for node in graph.quantized)  # the gradient, to the parameters before them
+    which = "floats" if passes else "parameters behind the last of these nodes"
+    rest = f", or name {which} in trainable: {', '.join(map(repr, free))}" if free else ""
     raise ModelError(f"{why_quantized(graph.quantized)}{rest}.")
 
 

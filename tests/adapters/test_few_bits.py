@@ -172,7 +172,10 @@ def test_weights_before_a_matrix_of_few_bits_are_trained():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"adapters": None}, r"quantized: MatMulNBits .* are not trained themselves. Set adapters=LoRA\(\)"),
+        (
+            {"adapters": None},
+            r"quantized: MatMulNBits .* Set adapters=LoRA\(\), .*, or name floats in trainable: 'b', 'V'",
+        ),
         ({"trainable": ["W"]}, "W"),
     ],
 )
