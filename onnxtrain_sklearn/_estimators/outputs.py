@@ -234,10 +234,11 @@ def why_no_distribution(estimator: Parameters, kinds: Any, what: str) -> str | N
     learns = isinstance(known, kinds)
     if state is None and (learns or not isinstance(known, Loss)):  # ``fit`` raises the error of an invalid one
         return None
-    if state is not None and isinstance(state.decoding.distribution, kinds):
+    several = state is not None and (state.graph.members is not None or bool(state.snapshots))
+    if state is not None and isinstance(state.decoding.distribution, kinds) and not several:
         return None
-    if state is not None and learns and state.graph.members is not None:
-        return "the graph has several members (n_members), of which it gives the mean alone."
+    if learns and several:
+        return "the graph has several members (n_members, SnapshotEnsemble), of which it gives the mean alone."
     if learns:
         return f"the estimator was fitted before it was given loss={loss!r}: fit it again."
     return f"it needs a loss for {what}, got loss={loss!r}."
@@ -607,10 +608,7 @@ def _output_of_declared(
 
 
 def _distribution(loss: Loss, graph: TrainableModel) -> Loss | None:
-    """Return a copy of a loss that predicts more than the prediction, which ``set_params`` does not reach; else None.
-
-    The mean over the members of an ensemble is a prediction, but their mean scale is not that of their mixture.
-    """
+    """Return a copy of a loss that predicts more than the prediction, out of reach of ``set_params``; else None."""
     predicts_more = type(loss).further_predictions is not Loss.further_predictions
     return copy.deepcopy(loss) if predicts_more and graph.members is None else None
 

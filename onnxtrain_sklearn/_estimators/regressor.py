@@ -213,10 +213,11 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     def _location_and_distribution(self, X: MatrixLike) -> tuple[np.ndarray, Any]:
         check_is_fitted(self)
-        loss = self._state.decoding.distribution
-        if not isinstance(loss, DistributionLoss):
-            why = why_no_distribution(self, DistributionLoss, "a distribution, such as 'gaussian_nll'")
+        why = why_no_distribution(self, DistributionLoss, "a distribution, such as 'gaussian_nll'")
+        if why is not None:
             raise ValueError(f"return_std=True is not available: {why}")
+        loss = self._state.decoding.distribution
+        assert isinstance(loss, DistributionLoss)
         location, further = predicted_with_further(self, X)
         (own,) = further.values()
         own = own.reshape(location.shape)

@@ -265,7 +265,9 @@ def _append_outputs(
             prediction = op.Mul(prediction, numbers[TARGET_SCALE])
         if TARGET_CENTER in numbers:
             prediction = op.Add(prediction, numbers[TARGET_CENTER])
-        further = {} if decoding.distribution is None else _further_predictions(op, scores, decoding, numbers)
+        # The mean over the members of an ensemble is a prediction, but their mean scale is not that of their mixture.
+        alone = decoding.distribution is None or graph.members is not None
+        further = {} if alone else _further_predictions(op, scores, decoding, numbers)
         if TARGET_LOW in numbers:
             is_single = decoding.target_range is not None and decoding.target_range.low.size == 1
             rows = prediction if is_single or decoding.row_shape else as_rows(op, prediction)

@@ -20,6 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from onnxtrain_sklearn import MLP, Linear, OrtGradientMultiOutput, OrtGradientRegressor, TabM
+from onnxtrain_sklearn.callbacks import SnapshotEnsemble
 from onnxtrain_sklearn.losses import FurtherPrediction, GaussianNLL, Loss, Quantiles, Target
 from tests.helpers.environment import each_engine
 
@@ -205,6 +206,18 @@ def test_quantiles_are_clipped_like_their_median(targets):
     assert_allclose(found, expected, rtol=1e-6)
     assert (found != free.predict_quantiles(far)).any()
     assert_array_equal(found[..., 1], clipped.predict(far))
+
+
+@pytest.mark.parametrize("loss", ["gaussian_nll", "gamma_nll", "quantiles"])
+def test_snapshots_predict_the_mean_alone(loss):
+    learner = {"max_iter": 6, "n_iter_no_change": np.inf, "callbacks": [SnapshotEnsemble(2)], "random_state": 0}
+    net = OrtGradientRegressor(Linear(), loss=loss, **learner).fit(GROUPS, Y)
+    assert not hasattr(net, "predict_distribution")
+    assert not hasattr(net, "predict_quantiles")
+    with pytest.raises(ValueError, match="several members" if loss != "quantiles" else "needs a loss"):
+        net.predict(GROUPS, return_std=True)
+    assert len(net.to_onnx().graph.output) == 1
+    assert net.predict(GROUPS).shape == (180,)
 
 
 @pytest.mark.parametrize("place", ["a weight", "an input"])
