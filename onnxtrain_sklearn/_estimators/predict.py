@@ -98,12 +98,16 @@ def checked_levels(quantiles: Any, loss: Loss | None) -> list[float]:
     levels = np.asarray(quantiles)
     if levels.ndim != 1 or not levels.size or levels.dtype.kind not in "fiu" or not ((levels > 0) & (levels < 1)).all():
         raise ValueError(f"quantiles must be a sequence of numbers between 0 and 1, got {quantiles!r}.")
-    if known is not None and (unknown := [level for level in levels.tolist() if level not in known]):
+    if known is None:
+        return [float(level) for level in levels]
+    found = [min(known, key=lambda own: abs(own - level)) for level in levels.tolist()]
+    # float32 rounds
+    if unknown := [x for x, own in zip(levels.tolist(), found, strict=True) if not math.isclose(x, own, rel_tol=1e-6)]:
         raise ValueError(
             f"loss=Quantiles({known}) was not trained for the quantiles {unknown}: ask for some of {known}, or train "
-            f"with Quantiles({sorted({*known, *levels.tolist()})})."
+            f"with Quantiles({sorted({*known, *unknown})})."
         )
-    return [float(level) for level in levels]
+    return found
 
 
 # Turn outputs of the graph into predictions, and compute the accuracy of labels.

@@ -285,6 +285,9 @@ def test_what_a_loss_does_not_learn_is_refused():
         ValueError, match=r"was not trained for the quantiles \[0.9\]: .* Quantiles\(\[0.1, 0.5, 0.9\]\)"
     ):
         quantiles.predict_quantiles(GROUPS, [0.1, 0.9])
+    assert_array_equal(
+        quantiles.predict_quantiles(GROUPS, np.float32([0.5, 0.1])), quantiles.predict_quantiles(GROUPS)[:, ::-1]
+    )
     for wrong in ([0.0, 0.5], [1.5], 0.5, [], "median", [[0.5]], [np.nan]):
         with pytest.raises(ValueError, match="numbers between 0 and 1"):
             quantiles.predict_quantiles(GROUPS, wrong)
