@@ -256,14 +256,14 @@ def test_intervals_cover_their_share_of_rows_that_are_held_out():
 def test_converters_of_scikit_learn_pipelines_take_the_prediction_alone():
     X, y = load_diabetes(return_X_y=True)
     X = X.astype(np.float32)
-    pipeline = make_pipeline(StandardScaler(), OrtGradientRegressor(MLP((4,)), loss="gaussian_nll", max_iter=3)).fit(
-        X, y
-    )
+    pipeline = make_pipeline(
+        StandardScaler(), OrtGradientRegressor(MLP((4,)), loss="gaussian_nll", max_iter=3, random_state=0)
+    ).fit(X, y)
     session = onnxruntime.InferenceSession(
         to_onnx(pipeline, X[:1], target_opset=18).SerializeToString(), providers=["CPUExecutionProvider"]
     )
     (numbers,) = session.run(None, {session.get_inputs()[0].name: X})
-    assert_allclose(numbers.ravel(), pipeline.predict(X), rtol=1e-5)
+    assert_allclose(numbers.ravel(), pipeline.predict(X), rtol=1e-5, atol=1e-3)
     assert len(pipeline.predict(X, return_std=True)) == 2
 
 
