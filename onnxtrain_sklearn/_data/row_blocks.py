@@ -109,12 +109,12 @@ class RowBlocks:
     >>> import pyarrow as pa
     >>> from onnxtrain_sklearn import RowBlocks
     >>> table = pa.table({"x": range(6), "y": [0, 1] * 3})
-    >>> blocks = RowBlocks(table.to_reader, target="y", buffer_rows=128)
+    >>> blocks = RowBlocks(table.to_reader, target="y")
     >>> len(blocks), blocks.n_rows
-    (3, 6)
-    >>> X, y, sample_weight = blocks.block(2)
+    (1, 6)
+    >>> X, y, sample_weight = blocks.block(0)
     >>> X.to_pydict(), y, sample_weight
-    ({'x': [4, 5]}, array([0, 1]), None)
+    ({'x': [0, 1, 2, 3, 4, 5]}, array([0, 1, 0, 1, 0, 1]), None)
     """
 
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
