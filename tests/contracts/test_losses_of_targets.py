@@ -16,7 +16,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from onnxtrain_sklearn import gradient_graph, losses
-from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from onnxtrain_sklearn.graph import GraphBuilder
 from tests.helpers.environment import NEWEST_OPSET, each_engine
 
@@ -148,11 +147,6 @@ def differences(name, parameters, scores, y, w, step=1e-6):
     return slopes.reshape(scores.shape)
 
 
-def skip_unsupported(name, engine):
-    if name == "ctc" and engine == "ort_training":
-        pytest.skip("onnxruntime-training differentiates no Scan")
-
-
 def test_every_loss_of_targets_has_a_reference():
     of_targets = {name for name, loss in losses.LOSSES.items() if isinstance(loss().targets, Mapping)}
     assert of_targets == set(REFERENCES)
@@ -162,7 +156,6 @@ def test_every_loss_of_targets_has_a_reference():
 @each_case
 @pytest.mark.parametrize("opset", [11, 13, 18, NEWEST_OPSET])
 def test_value_and_gradient(name, parameters, engine, opset):
-    skip_unsupported(name, engine)
     scores, y, w = sample(name, parameters)
     scores = scores.astype(np.float32).astype(float)
     w = w.astype(np.float32).astype(float)
@@ -173,17 +166,10 @@ def test_value_and_gradient(name, parameters, engine, opset):
     assert np.abs(expected).max() > 1e-3
 
 
-def test_ctc_is_refused_by_onnxruntime_training():
-    pytest.importorskip("onnxruntime.training")
-    with pytest.raises(UnsupportedOperatorError, match="Scan"):
-        run("ctc", {}, *sample("ctc", {}), engine="ort_training")
-
-
 @each_engine
 @each_case
 @pytest.mark.parametrize("size", [0.0, 90.0, 1e4])
 def test_value_and_gradient_of_extreme_scores_are_finite(name, parameters, engine, size):
-    skip_unsupported(name, engine)
     scores, y, w = sample(name, parameters)
     found, gradient = run(name, parameters, size * np.sign(scores), y, w, engine)
     with np.errstate(all="ignore"):
