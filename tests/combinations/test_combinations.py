@@ -40,7 +40,7 @@ def test_paths_of_large_data_train_as_the_reference_does(name, number):
 @pytest.mark.parametrize("name", relations.RELATIONS)
 def test_relation_holds(name, number):
     engine = available_engines()[0]
-    cases = range(100 * number, 100 * number + 100)
+    cases = range(200 * number, 200 * number + 200)
     assert any(relation_holds(wide_drawn(case, engine), name) for case in cases) or name == "engines_train_alike"
 
 

@@ -206,8 +206,6 @@ case("RotaryEmbedding", ROWS, PLACES, *ANGLES, num_heads=1, rotary_embedding_dim
 case("RotaryEmbedding", ROWS, PLACES, *ANGLES, scale=2.0, refused="attribute scale = 2.0")
 case("RotaryEmbedding", ROWS, PLACES, *ANGLES, is_packed_batching=1, refused="attribute is_packed_batching = 1")
 
-PACKED = np.zeros((4, 1, 8), np.uint8)
-case("MatMulNBits", (2, 16), PACKED, (4,), K=16, N=4, bits=4, block_size=16, refused="its numbers are quantized")
 case("Inverse", (2, 3, 3), refused="no gradient for it")
 
 

@@ -187,6 +187,17 @@ def test_loss_without_each_output_in_turn_has_the_mean_of_the_whole(loss, engine
     assert max(parts) > min(parts) + 1e-3
 
 
+def test_old_rows_without_some_numbers_count_in_fine_tuning():
+    rng = np.random.default_rng(3)
+    rows, weights = rng.normal(size=(300, 3)), rng.normal(size=(3, 2))
+    model = LinearRegression().fit(rows, rows @ (weights + 1))
+    old = rows[40:] @ weights
+    old[::2, 0], old[1::2, 1] = np.nan, np.nan
+    net = OrtGradientRegressor(model, random_state=0)
+    net.fit(rows[:40], rows[:40] @ weights, X_old=rows[40:], y_old=old)
+    assert_allclose(net.predict(rows), rows @ weights, atol=0.05)
+
+
 def test_what_takes_no_missing_numbers_says_so(tmp_path):
     for y in (Y[:, 0], Y[:, :1]):
         with pytest.raises(ValueError, match="Input y contains NaN"):

@@ -72,6 +72,6 @@ def single_callback(kind: type, folder: Any) -> Any:
         "Checkpoint": {"path": folder}, "EarlyStopping": {"monitor": "train_accuracy", "patience": 50},
         "EpochScoring": {"scoring": "accuracy", "on": "train"}, "GradientStatistics": {"by_parameter": True},
         "LearningRateFinder": {"steps": 10}, "MetricLogger": {"target": Writer}, "SnapshotEnsemble": {"cycles": 2},
-        "WeightAveraging": {"start": 0.5},
+        "TimeLimit": {"seconds": 3600}, "WeightAveraging": {"start": 0.5},
     }  # fmt: skip
     return kind(**settings.get(kind.__name__, {}))
