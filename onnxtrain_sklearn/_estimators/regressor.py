@@ -126,10 +126,10 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
         Returns
         -------
-        frozen distribution of :mod:`scipy.stats`, of shape (n_samples,) or (n_samples, n_outputs)
-            :obj:`~scipy.stats.norm` for :class:`~.losses.GaussianNLL`, :obj:`~scipy.stats.laplace` for
-            :class:`~.losses.LaplaceNLL`, :obj:`~scipy.stats.nbinom` for :class:`~.losses.NegativeBinomial`,
-            :obj:`~scipy.stats.gamma` for :class:`~.losses.GammaNLL`.
+        frozen distribution of SciPy, of shape (n_samples,) or (n_samples, n_outputs)
+            ``scipy.stats.norm`` for :class:`~.losses.GaussianNLL`, ``scipy.stats.laplace`` for
+            :class:`~.losses.LaplaceNLL`, ``scipy.stats.nbinom`` for :class:`~.losses.NegativeBinomial`,
+            ``scipy.stats.gamma`` for :class:`~.losses.GammaNLL`.
 
         Examples
         --------
