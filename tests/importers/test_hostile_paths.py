@@ -90,7 +90,7 @@ def test_weights_beside_the_file_are_read(tmp_path):
         ({"length": 2**40}, r"length is 1,099,511,627,776 bytes, and its shape and type take 12"),
         ({"length": 8}, "length is 8 bytes"),
         ({"length": 2**40, "dims": [2**38]}, "more than the limit tensor_bytes"),
-        ({"dims": [2**30], "length": 2**32}, r"4,294,967,.* bytes, and a protobuf message.* holds 2,147,483,647"),
+        ({"dims": [2**30], "length": 2**32}, "has 24 bytes, and the weight ends at byte 4,294,967"),
         ({"dims": [2**20], "length": 2**22}, "cannot be read: the file 'weights.bin' has 24 bytes"),
         ({"location": ""}, "cannot be read"),
         ({"location": "n" * 5000}, "cannot be read"),

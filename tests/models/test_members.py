@@ -172,10 +172,10 @@ def test_predictions_of_numbers(loss, scaling):
     y = y * [10.0, 100.0]
     fitted = trained(OrtGradientRegressor, X, y, loss=loss, max_iter=3, rate=1e-4, target_scaling=scaling)
     scores = scores_of(fitted, X)
-    by_log = loss in ("poisson", "gamma", "tweedie", "negative_binomial")
+    by_log = loss in ("poisson", "gamma", "tweedie", "negative_binomial", "gamma_nll")
     means = np.exp(scores) if by_log else scores
     expected = means.mean(axis=1)[:, :2]  # the further scores are not predicted
-    if scaling and loss != "negative_binomial":  # counts keep their unit
+    if scaling and loss not in ("negative_binomial", "gamma_nll"):  # these keep the unit of y
         expected = expected * y.mean(axis=0) if by_log else expected * y.std(axis=0) + y.mean(axis=0)
     assert_allclose(fitted.predict(X), expected, rtol=1e-4, atol=1e-4)
 
