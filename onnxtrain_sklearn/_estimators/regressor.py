@@ -242,7 +242,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             the targets or the link of the loss (poisson, gamma, tweedie) follows the graph, the output is named
             ``variable``, as skl2onnx names it; else it keeps its name. The predictions are those of :meth:`predict`.
             What a loss predicts besides them follows as ``scale``, ``dispersion`` or ``quantiles``; if an input or a
-            weight has that name, as in :class:`RealMLP`, as ``predict/scale``.
+            weight has that name, as in :class:`~onnxtrain_sklearn.RealMLP`, as ``predict/scale``.
 
         Examples
         --------
