@@ -136,7 +136,7 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False, allow_missing: b
 # weighted mean over rows of the mean over each row's numbers then equals the mean over all numbers that count.
 
 
-def numbers_in_part(y: ArrayLike) -> tuple[np.ndarray, np.ndarray] | None:
+def numbers_in_part(y: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Return numbers (n_samples, n_outputs) of which some are missing (NaN), and the mask of the others.
 
     None if no number is missing, or if ``y`` is no matrix of several columns of numbers.

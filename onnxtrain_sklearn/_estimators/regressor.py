@@ -211,7 +211,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
 
-    def _location_and_distribution(self, X: MatrixLike) -> tuple[np.ndarray, Any]:
+    def _location_and_distribution(self, X: Any) -> tuple[np.ndarray, Any]:
         check_is_fitted(self)
         why = why_no_distribution(self, DistributionLoss, "a distribution, such as 'gaussian_nll'")
         if why is not None:

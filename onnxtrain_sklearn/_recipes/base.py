@@ -240,7 +240,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         return self
 
     def _fit(
-        self, rows: Validation, validation: Validation | None, groups: ArrayLike | None, tasks: MemberTasks
+        self, rows: tuple[Any, Any, Any], validation: Validation | None, groups: ArrayLike | None, tasks: MemberTasks
     ) -> KeyboardInterrupt | None:
         """Read the data, train, and set the fitted attributes; return the interrupt that ended training early."""
         X, y, sample_weight = rows
