@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
 
 import numpy as np
 import onnx.parser
@@ -15,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 
 from onnxtrain_sklearn import MLP, Inputs, Linear, OrtGradientClassifier, OrtGradientRegressor, RowBlocks
 from onnxtrain_sklearn.exceptions import ModelError
-from tests.helpers.observed import predict_in_batches, predict_in_chunks
+from tests.helpers.observed import nothing_left_open, predict_in_batches, predict_in_chunks
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -333,22 +331,16 @@ def test_predictions_of_a_large_table_need_few_blocks_of_memory(tmp_path):
     assert max(allocated) < whole / 2
 
 
-def open_files():
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_abandoned_predictions_leave_no_file_open(classified, small_batches):
     path, _, _, _, estimator = classified
     list(estimator.predict(path))
-    files, threads = open_files(), threading.active_count()
     for read in (0, 1):
-        reader = estimator.predict(path)
-        for _ in range(read):
-            reader.read_next_batch()
-        del reader
-        gc.collect()
-        assert open_files() <= files
-        assert threading.active_count() <= threads
+        with nothing_left_open():
+            reader = estimator.predict(path)
+            for _ in range(read):
+                reader.read_next_batch()
+            del reader
+            gc.collect()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -357,20 +349,18 @@ def test_bad_number_in_a_late_row_group_names_it(value, classified, small_batche
     frame = frame.copy()
     frame.loc[50 * 17 + 3, "x2"] = value
     path = write(tmp_path / "bad.parquet", frame.assign(y=y))
-    files, threads = open_files(), threading.active_count()
-    reader = estimator.predict(path)
-    assert reader.read_next_batch().num_rows
-    with pytest.raises(ValueError, match=r"^Row group 17 of .*bad\.parquet: .*Input X contains"):
-        reader.read_all()
-    with pytest.raises(ValueError, match=r"^Row group 17 of .*bad\.parquet: .*Input X contains"):
-        estimator.score(path, "y")
-    with pytest.raises(ValueError, match=r"^Block 4: .*Input X contains"):
-        estimator.predict(Arrays(frame.to_numpy(), form=lambda X: pd.DataFrame(X, columns=NAMES))).read_all()
-    with pytest.raises(ValueError, match=r"^Rows 0 to \d+ of a \w+: .*Input X contains"):
-        estimator.predict(pa.Table.from_pandas(frame[50 * 17 :]).to_reader)
-    del reader
-    assert open_files() <= files
-    assert threading.active_count() <= threads
+    with nothing_left_open():
+        reader = estimator.predict(path)
+        assert reader.read_next_batch().num_rows
+        with pytest.raises(ValueError, match=r"^Row group 17 of .*bad\.parquet: .*Input X contains"):
+            reader.read_all()
+        with pytest.raises(ValueError, match=r"^Row group 17 of .*bad\.parquet: .*Input X contains"):
+            estimator.score(path, "y")
+        with pytest.raises(ValueError, match=r"^Block 4: .*Input X contains"):
+            estimator.predict(Arrays(frame.to_numpy(), form=lambda X: pd.DataFrame(X, columns=NAMES))).read_all()
+        with pytest.raises(ValueError, match=r"^Rows 0 to \d+ of a \w+: .*Input X contains"):
+            estimator.predict(pa.Table.from_pandas(frame[50 * 17 :]).to_reader)
+        del reader
 
 
 def test_missing_targets_of_a_score_name_their_row_group(classified, tmp_path):

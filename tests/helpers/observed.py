@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,6 +28,31 @@ from onnxtrain_sklearn._training.passes import PassGraph
 from onnxtrain_sklearn._training.programs import PassParts
 from onnxtrain_sklearn._training.step import HostStep
 from onnxtrain_sklearn._training.updates import RowUpdate
+
+
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """Fail the test if a block leaves more threads of Python than it found, or files open, deleted ones among them."""
+    threads, files = threading.active_count(), _open_files()
+    yield
+    assert threading.active_count() <= threads, threading.enumerate()
+    # Threads of pyarrow end the reads that an error overtook, and then close the file.
+    deadline = time.monotonic() + 10
+    while left := _open_files() - files:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def _open_files() -> Counter[str]:
+    """Return the names of the open files, on Linux: no pipes or sockets, which a library may open with a thread."""
+    names: list[str] = []
+    for descriptor in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        try:
+            if stat.S_ISREG(os.stat(f"/proc/self/fd/{descriptor}").st_mode):
+                names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # closed meanwhile, as that of the list itself
+            continue
+    return Counter(names)
 
 
 def record_sessions(monkeypatch: pytest.MonkeyPatch, recorded: Callable[..., Any] = lambda *a, **k: a) -> list[Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 import numpy as np
 import pytest
 
@@ -17,7 +14,7 @@ from onnxtrain_sklearn import (
     callbacks,
 )
 from tests.helpers.environment import each_engine
-from tests.helpers.observed import predict_in_batches, prepare_on_sample
+from tests.helpers.observed import nothing_left_open, predict_in_batches, prepare_on_sample
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import NEVER
 
@@ -311,12 +308,9 @@ def test_bad_value_in_a_late_block_names_its_row_group(column, value, message, m
     values[330] = value
     path, estimator = write(tmp_path / "table.parquet", **{column: values}), net().fit(FRAME, Y)
     weights = {name: array.copy() for name, array in estimator.weights_.items()}
-    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    with pytest.raises(ValueError, match=rf"Row group 16 of .*table\.parquet: .*{message}"):
+    with nothing_left_open(), pytest.raises(ValueError, match=rf"Row group 16 of .*table\.parquet: .*{message}"):
         estimator.fit(blocks(path))
     assert all(np.array_equal(weights[name], estimator.weights_[name]) for name in weights)
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def test_settings_and_targets_that_need_all_rows_are_refused(tmp_path):
