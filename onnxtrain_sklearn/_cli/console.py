@@ -168,13 +168,13 @@ def as_json_value(value: object) -> object:
 # Parameters of estimators, --set NAME=VALUE.
 
 
-def parsed_settings(given: Sequence[str]) -> dict[str, object]:
+def parsed_settings(given: Sequence[str], option: str = "--set", example: str = "max_iter=50") -> dict[str, object]:
     """Return the values of ``NAME=VALUE``: literals of Python, else text."""
     values: dict[str, object] = {}
     for one in given:
         name, sign, text = (part.strip() for part in one.partition("="))
         if not sign or not name:
-            raise UsageError(f"--set takes NAME=VALUE, such as max_iter=50, got {one.partition('=')[0]!r}.")
+            raise UsageError(f"{option} takes NAME=VALUE, such as {example}, got {one.partition('=')[0]!r}.")
         # Literals alone: an expression of Python could run anything. A name without quotes, such as sgd, is text.
         try:
             values[name] = ast.literal_eval(text)

@@ -22,7 +22,15 @@ from ..exceptions import ModelError
 from ..graph import GraphBuilder
 from ..models import GraphModel
 from .console import Command, Console, Outcome, Record, UsageError, sentence
-from .model_option import SECURITY, ModelOption, is_classifier_option, model_named, own_estimator
+from .model_option import (
+    CONSTANT_HELP,
+    SECURITY,
+    ModelOption,
+    constant_inputs,
+    is_classifier_option,
+    model_named,
+    own_estimator,
+)
 
 MOST_PARAMETERS = 100
 """Most parameters that are tried one by one where an engine refuses all of them together."""
@@ -34,6 +42,7 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="ONNX file, or a fitted model as .joblib, .pkl or .skops")
     add("--of", metavar="OUTPUT", help="the output that would be trained; default: found as the estimators do")
+    add("--constant", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=CONSTANT_HELP)
     add("--trainable", nargs="+", metavar="PATTERN", help="names or patterns of what would be trained; default: all")
     add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file that may be loaded")
 
@@ -48,14 +57,15 @@ def _inspect(options: argparse.Namespace, console: Console) -> Outcome:
         option = ModelOption("graph", net.to_onnx(), option.text)
     if option.kind not in ("graph", "fitted"):
         raise UsageError(f"{options.model!r} is built for the data of a fit: inspect takes a file.")
+    given = GraphModel(option.model, options.of, constant_inputs=constant_inputs(option, options.constant))
     record: dict[str, Any] = {"model": option.text}
     if option.kind == "graph":
         record |= _facts(from_proto(read(option.model)))
     patterns = options.trainable or "all"
     kind = OrtGradientClassifier if is_classifier_option(option) else OrtGradientRegressor
     try:
-        described = kind(GraphModel(option.model, options.of), trainable=patterns).describe()
-        source, trained = selected(trainable_graph_of(GraphModel(option.model, options.of))[0], patterns)
+        described = kind(given, trainable=patterns).describe()
+        source, trained = selected(trainable_graph_of(given)[0], patterns)
         source = source.with_frozen_statistics(trained)  # as fit does: frozen layers need no batch statistics
     except ModelError as error:
         # A graph that cannot be trained has facts to show; a fitted model that is refused has no graph.

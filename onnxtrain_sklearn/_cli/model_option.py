@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import numpy as np
 from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
 
@@ -22,7 +23,7 @@ from .._recipes.tabm import TabMClassifier, TabMRegressor
 from ..exceptions import nearest
 from ..models import MODELS
 from ..skops_types import TRUSTED_TYPES
-from .console import UsageError
+from .console import UsageError, parsed_settings
 from .tables import require_columns
 
 if TYPE_CHECKING:
@@ -122,6 +123,33 @@ def _load_estimator(path: Path, trust: Sequence[str]) -> Any:
             f"add: --trust {' '.join(refused)}"
         )
     return skops.io.load(path, trusted=unknown)
+
+
+CONSTANT_HELP = "inputs of an ONNX graph that are the same in every call: numbers, or .npy files of arrays"
+
+
+def constant_inputs(option: ModelOption, given: Sequence[str]) -> dict[str, Any] | None:
+    """Return the values of ``--constant NAME=VALUE``, for a :class:`GraphModel`; None if there are none.
+
+    Raises
+    ------
+    UsageError
+        The model is no ONNX file, or a value is neither a number, a list, True or False nor the name of a .npy file.
+    """
+    if not given:
+        return None
+    if option.kind != "graph":
+        raise UsageError(f"--constant is for the inputs of an ONNX file, and the model is {option.text}.")
+    constants = parsed_settings(given, "--constant", "sr=16000 or adjacency=matrix.npy")
+    for name, value in constants.items():
+        if isinstance(value, str) and value.endswith(".npy"):
+            try:
+                constants[name] = np.load(value, allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise UsageError(f"--constant {name}: {value!r} is no file of an array: {error}") from error
+        elif isinstance(value, str | None):
+            raise UsageError(f"--constant {name} takes a number, a list or a .npy file of an array, got {value!r}.")
+    return constants
 
 
 def is_classifier_option(option: ModelOption) -> bool:

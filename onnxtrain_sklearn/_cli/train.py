@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from .._multi_output.estimator import OrtGradientMultiOutput
 from .._pretrained.ml_files import TABLE_KEY
 from .._recipes.base import BaseRecipe
 from .._utils.typing import Estimator, FrameLike, MatrixLike
-from ..models import Linear
+from ..models import GraphModel, Linear
 from .console import (
     Command,
     Console,
@@ -52,10 +52,12 @@ from .console import (
 )
 from .model_option import (
     BUILDERS,
+    CONSTANT_HELP,
     PICKLES,
     RECIPES,
     SECURITY,
     ModelOption,
+    constant_inputs,
     fitted_columns,
     is_classifier_option,
     model_named,
@@ -135,6 +137,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, metavar="COLUMN", help="the column to predict")
     defaults = f"{DEFAULT_MODEL}; for more than {MOST_ROWS:,} rows: {DEFAULT_NETWORK}"
     add("--model", metavar="NAME|FILE", help=f"the model to train, see below; default: {defaults}")
+    add("--constant", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=CONSTANT_HELP)
     add("--task", choices=["classification", "regression"], help="default: as the target's values tell")
     add("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the estimator")
     add("--holdout", type=_share, default=0.2, metavar="SHARE", help="rows to test on, 0: none; default: %(default)s")
@@ -179,6 +182,8 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     if options.model is None and is_large(files):
         default = DEFAULT_NETWORK
     option = model_named(options.model or default, options.trust)  # before the table is read, which may take long
+    if (constants := constant_inputs(option, options.constant)) is not None:
+        option = replace(option, model=GraphModel(option.model, constant_inputs=constants))
     splits = rows_to_train(options, _task_of_model(option, options.task), console, warn_of_row_numbers)
     target = splits.target
 

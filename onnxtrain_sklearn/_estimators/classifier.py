@@ -38,7 +38,7 @@ from .outputs import (
     require_probabilities,
     weighted_targets,
 )
-from .parameters import CLASSIFIER, attributes
+from .parameters import CLASSIFIER, attributes, naming_places
 from .predict import (
     accuracy_of_labels,
     accuracy_of_several,
@@ -62,6 +62,7 @@ classes_ : ndarray of shape (n_classes,), or list of them
 
 
 @documented(attributes=attributes(score="Accuracy", classes=CLASSES_ENTRY))
+@naming_places
 @dataclass(kw_only=True, eq=False, repr=False)
 class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
     """Train an ONNX graph for classification, by gradient descent on its own weights.

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from numbers import Integral, Real
 from textwrap import fill
 from typing import Any, ClassVar, TypeVar
@@ -299,6 +300,32 @@ class Parameters(DeclaredEstimator):
     engine: str = "auto"
     device: str = "cpu"
     runtime: Runtime | None = None
+
+
+KindT = TypeVar("KindT", bound=type)
+
+
+def naming_places(kind: KindT) -> KindT:
+    """Let the constructor of an estimator say that a parameter that it lacks is one of :class:`GraphModel`."""
+    init = kind.__init__  # type: ignore[misc]
+
+    @wraps(init)
+    def explained(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            settings = GraphModel().get_params(deep=False)
+            misplaced = [name for name in kwargs if name in settings and name not in vars(kind)["__dataclass_fields__"]]
+            if not misplaced:
+                raise
+            given = ", ".join(f"{name}=..." for name in misplaced)
+            raise TypeError(
+                f"{misplaced[0]} is not a parameter of {kind.__name__}, but of the model: give "
+                f"{kind.__name__}(GraphModel(graph, {given}))."
+            ) from None
+
+    kind.__init__ = explained  # type: ignore[misc]
+    return kind
 
 
 # The section on fitted attributes in the docstrings of the estimators.

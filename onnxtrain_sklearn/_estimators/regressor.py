@@ -34,7 +34,7 @@ from .outputs import (
     takes_negative_numbers,
     why_no_distribution,
 )
-from .parameters import REGRESSOR, attributes
+from .parameters import REGRESSOR, attributes, naming_places
 from .predict import checked_levels, numbers_in_rows, predicted_with_further
 from .scoring import loss_of_declared
 from .streams import predicted_batches, reads_source, score_of_source, scored_targets
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 
 @documented(attributes=attributes(score="R²"))
+@naming_places
 @dataclass(kw_only=True, eq=False, repr=False)
 class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     """Train an ONNX graph for regression, by gradient descent on its own weights.

@@ -23,7 +23,7 @@ from .._estimators.config import check_partial_fit, is_on, trains_in_minibatches
 from .._estimators.examples import graph_inputs
 from .._estimators.fit import Preparation, initialize, train
 from .._estimators.outputs import OutputTask, has_probabilities
-from .._estimators.parameters import Parameters, output_attributes
+from .._estimators.parameters import Parameters, naming_places, output_attributes
 from .._estimators.predict import (
     accuracy_of_several,
     by_label,
@@ -139,6 +139,7 @@ def _scores_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dic
 
 
 @documented(attributes=output_attributes())
+@naming_places
 @dataclass(kw_only=True, eq=False, repr=False)
 class OrtGradientMultiOutput(GraphEstimator):
     """Train several outputs of an ONNX graph together, each with its own loss.

@@ -22,7 +22,7 @@ from .._estimators.classifier import CLASSES_ENTRY, OrtGradientClassifier
 from .._estimators.config import TrainingConfig, is_on
 from .._estimators.fit import train
 from .._estimators.outputs import known_classes, require_probabilities
-from .._estimators.parameters import SET, attributes
+from .._estimators.parameters import SET, attributes, naming_places
 from .._estimators.pickling import cloned
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.streams import joined_parts, require_hard_labels
@@ -265,6 +265,7 @@ def _require_minibatches(local: Any, validation: Any) -> None:
 
 
 @documented(attributes=attributes(score="Accuracy", classes=CLASSES_ENTRY))
+@naming_places
 @dataclass(kw_only=True, eq=False, repr=False)
 class DaskOrtGradientClassifier(OnCluster, OrtGradientClassifier):
     """Train an ONNX graph for classification on the workers of a Dask cluster.
@@ -378,6 +379,7 @@ class DaskOrtGradientClassifier(OnCluster, OrtGradientClassifier):
 
 
 @documented(attributes=attributes(score="R²"))
+@naming_places
 @dataclass(kw_only=True, eq=False, repr=False)
 class DaskOrtGradientRegressor(OnCluster, OrtGradientRegressor):
     """Train an ONNX graph for regression on the workers of a Dask cluster.

@@ -278,3 +278,13 @@ def test_sizes_of_constants_hold_for_the_rows():
 def test_settings_of_inputs_are_for_given_graphs(model, setting):
     with pytest.raises(InvalidParameterError, match=f"{next(iter(setting))}=.* is for given ONNX graphs"):
         OrtGradientRegressor(GraphModel(model, **setting)).fit(X[:, 0], y)
+
+
+@pytest.mark.parametrize("kind", [OrtGradientClassifier, OrtGradientRegressor, OrtGradientMultiOutput])
+def test_settings_of_the_model_as_parameters_say_where_they_belong(kind):
+    with pytest.raises(TypeError, match=rf"give {kind.__name__}\(GraphModel\(graph, constant_inputs=\.\.\.\)\)"):
+        kind(GCN, loss=None, constant_inputs={"gain": 1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'constants'"):
+        kind(GCN, loss=None, constants={"gain": 1})
+    with pytest.raises(InvalidParameterError, match="model__constant_inputs"):
+        kind(GCN, loss=None).set_params(constant_inputs={"gain": 1})
