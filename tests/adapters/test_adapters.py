@@ -201,6 +201,7 @@ def test_a_call_goes_on():
         parts.set_params(adapters=None).partial_fit(X, y)
 
 
+@pytest.mark.long
 def test_copies_and_search():
     twin = clone(adapted(adapters=LoRA(3, [FIRST], alpha=2)))
     assert repr(twin.adapters) == "LoRA(alpha=2, rank=3, targets=['layers.0.weight'])"

@@ -98,6 +98,7 @@ def test_a_fit_goes_on_to_the_same_bits(case, engine, tmp_path):
     assert len(files(tmp_path)) == 1
 
 
+@pytest.mark.long
 def test_state_of_other_callbacks_is_resumed(tmp_path):
     def make(*callbacks):
         others = [EarlyStopping("loss", 50), WeightAveraging(0.2), EpochScoring("roc_auc"), LearningRateFinder()]
@@ -167,6 +168,7 @@ def test_a_fit_goes_on_within_an_epoch_to_the_same_bits(case, engine, tmp_path):
         assert begins == [1, *((last - 1) // every * every + 1 for last in crashes)]
 
 
+@pytest.mark.long
 def test_state_of_a_device_is_resumed_within_an_epoch(monkeypatch, tmp_path):
     monkeypatch.setitem(OWN_MEMORY, "CPUExecutionProvider", "cpu")
 
@@ -243,6 +245,7 @@ def test_callbacks_that_only_watch_may_change(tmp_path):
     assert steps == []
 
 
+@pytest.mark.long
 def test_a_fit_with_other_data_does_not_take_the_files(tmp_path):
     heavy, changed = np.ones(len(X)), X.copy()
     heavy[3], changed[5, 2] = 2.0, 9.0

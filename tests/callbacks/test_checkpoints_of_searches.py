@@ -111,6 +111,7 @@ def test_equal_calls_without_random_state_are_one_training(tmp_path):
     assert not equal(net(Checkpoint(tmp_path), random_state=None, early_stopping=True).fit(SHIFTED, Y), first)
 
 
+@pytest.mark.long
 def test_without_random_state_passes_and_searches_go_on(tmp_path):
     def passes(*callbacks):
         estimator = net(*callbacks, random_state=None)
@@ -135,6 +136,7 @@ def test_without_random_state_a_recipe_goes_on(tmp_path):
     assert np.array_equal(fixed.predict_proba(X), first.predict_proba(X))
 
 
+@pytest.mark.long
 def test_plain_training_of_fitted_models_goes_on(tmp_path):
     steps: list[object] = []
     first = plain(Checkpoint(tmp_path)).fit(X, Y)
@@ -150,6 +152,7 @@ def test_regressor_search_resumes(tmp_path):
     assert len(without_seconds(estimator.history_)) == len(curve)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kind", SEARCHES)

@@ -113,6 +113,7 @@ def test_a_text_that_is_nested_too_deeply(tmp_path):
         checkpoint.read_state(tmp_path / "a.npz")
 
 
+@pytest.mark.long
 def test_parts_that_overlap_do_not_multiply_memory(tmp_path):
     """A thousand names for the same megabyte."""
     content = io.BytesIO()

@@ -191,6 +191,7 @@ def test_a_checkpoint_holds_the_snapshots(tmp_path):
     assert [row["learning_rate"] for row in resumed.history_] == [row["learning_rate"] for row in whole.history_]
 
 
+@pytest.mark.long
 def test_statistics_and_averages_are_those_of_the_moment():
     model = MLP((6,), normalization="batch")
     kept = Kept([2, 4, 6])

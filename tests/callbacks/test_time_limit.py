@@ -115,6 +115,7 @@ def test_a_recipe_out_of_time_has_one_network():
     assert classifier.n_iter_ == 1
 
 
+@pytest.mark.long
 def test_a_recipe_with_time_to_spare_is_that_without_a_limit():
     free, limited = recipe().fit(X, Y), recipe(time_limit=1e6).fit(X, Y)
     assert_array_equal(free.predict(X), limited.predict(X))

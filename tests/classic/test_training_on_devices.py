@@ -73,6 +73,7 @@ def weights_by_formula(batches, optimizer):
     return w
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("optimizer", [OrtAdamW(), OrtAdamW(0.8, 0.99, 1e-3, 0.5)])
 def test_the_form_of_onnxruntime_training(optimizer, engine):

@@ -361,6 +361,7 @@ def test_seed_decides_which_rows_of_blocks_are_held_out(tmp_path, capsys):
     assert told[0]["rows"] != told[2]["rows"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("large_from_800_rows")
 def test_large_tables_are_tested_on_tables_of_their_own(tmp_path, capsys):
     frame = flights()
@@ -373,6 +374,7 @@ def test_large_tables_are_tested_on_tables_of_their_own(tmp_path, capsys):
     assert told["scores"]["test"]["accuracy"] > 0.9
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("large_from_800_rows")
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_large_validation_table_is_scored_on_evenly_spaced_rows(kind, tmp_path, capsys, monkeypatch):

@@ -138,6 +138,7 @@ def test_inspect_shows_the_parameters_of_the_network(iris, tmp_path, capsys):
     assert alone["parameters"] == told["parameters"]
 
 
+@pytest.mark.long
 def test_a_saved_pipeline_takes_the_table_and_goes_on(patients, tmp_path, capsys):
     common = ["train", patients, "--target", "target", "--output", tmp_path / "m.onnx", "--holdout", "0", "-q"]
     network = ["--model", "mlp", "--set", "max_iter=40", "learning_rate_init=0.01"]
@@ -164,6 +165,7 @@ def test_a_saved_pipeline_is_exported_for_training(iris, tmp_path, capsys):
     np.testing.assert_allclose(training.predict_proba(pipeline[:-1].transform(X)), pipeline.predict_proba(X), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_saved_graph_goes_on_without_its_file(iris, tmp_path, capsys):
     common = ["train", iris, "--target", "species", "--holdout", "0", "-q", "--set", "max_iter=5"]
     assert program_json(capsys, *common, "--model", "mlp", "--output", tmp_path / "first.onnx")[0] == 0

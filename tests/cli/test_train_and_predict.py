@@ -91,6 +91,7 @@ def test_the_default_model_predicts_rows_that_it_has_not_seen(tmp_path, capsys):
     assert scores["test"]["r2"] > 0.2
 
 
+@pytest.mark.long
 def test_columns_are_found_by_name(folder, tmp_path, capsys):
     file, turned = tmp_path / "iris.onnx", tmp_path / "turned.csv"
     program_json(capsys, "train", folder / "iris.csv", "--target", "species", "--output", file, *FAST)
@@ -137,6 +138,7 @@ def test_text_and_missing_values_go_into_the_file(folder, tmp_path, capsys, mode
     assert np.isfinite(told["predictions"]["variable"]).all()
 
 
+@pytest.mark.long
 def test_a_fitted_model_is_fine_tuned_on_its_own_columns(folder, tmp_path, capsys):
     table = read_back(folder / "iris.csv")
     fitted = make_pipeline(StandardScaler(), LogisticRegression()).fit(table.iloc[:, [2, 0]], table["species"])
@@ -152,6 +154,7 @@ def test_a_fitted_model_is_fine_tuned_on_its_own_columns(folder, tmp_path, capsy
     assert "is for classification" in told["error"]["message"]
 
 
+@pytest.mark.long
 def test_columns_keep_names_that_are_no_identifiers(folder, tmp_path, capsys):
     table = read_back(folder / "iris.csv")
     table.columns = ["length/width ratio", "2nd (cm)", "a b", "größe", "species"]
@@ -200,6 +203,7 @@ def test_a_graph_is_trained_from_its_own_weights(folder, tmp_path, capsys):
     assert after["scores"]["train"]["log_loss"] == pytest.approx(before["scores"]["train"]["log_loss"], rel=0.2)
 
 
+@pytest.mark.long
 def test_validation_and_test_tables(folder, tmp_path, capsys):
     table = read_back(folder / "iris.csv")
     table[::2].to_csv(tmp_path / "test.csv", index=False)
@@ -263,6 +267,7 @@ def test_truth_values_stay_numbers_where_some_are_missing(missing, model, tmp_pa
     assert right[known].all()
 
 
+@pytest.mark.long
 def test_columns_that_count_the_rows_give_a_warning(tmp_path, capsys):
     columns = {"a": np.arange(30) ** 2, "number": np.arange(30.0), "text": ["a", "b"] * 15, "y": np.arange(30)}
     pd.DataFrame(columns, index=range(5, 35)).to_csv(tmp_path / "t.csv")
@@ -275,6 +280,7 @@ def test_columns_that_count_the_rows_give_a_warning(tmp_path, capsys):
         assert warnings == 0 or "Column 'Unnamed: 0' counts the rows; if it says nothing about them, leave it" in told
 
 
+@pytest.mark.long
 def test_the_task_is_found_in_the_target(tmp_path, capsys):
     rng = np.random.default_rng(0)
     x = rng.normal(size=60)
@@ -297,6 +303,7 @@ def test_the_task_is_found_in_the_target(tmp_path, capsys):
     assert tasks == {name: "classification" if name in classes else "regression" for name in targets}
 
 
+@pytest.mark.long
 def test_report_without_matplotlib_mentions_it(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--report", str(tmp_path / "r.html")]
@@ -307,6 +314,7 @@ def test_report_without_matplotlib_mentions_it(folder, tmp_path, capsys, monkeyp
     assert "<img" not in page
 
 
+@pytest.mark.long
 def test_text_in_reports_is_escaped(tmp_path, capsys):
     frame = pd.DataFrame({"<b>x</b>": [1.0, 2.0, 3.0, 4.0] * 5, "a|b": ["<i>", "&"] * 10})
     frame.to_csv(tmp_path / "t.csv", index=False)

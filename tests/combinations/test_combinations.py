@@ -44,6 +44,7 @@ def test_relation_holds(name, number):
     assert any(relation_holds(wide_drawn(case, engine), name) for case in cases) or name == "engines_train_alike"
 
 
+@pytest.mark.long
 @pytest.mark.thinned(by=lambda family, name: family)
 @pytest.mark.parametrize(("family", "name"), [(f, name) for f in (*FAMILIES,)[1:] for name in FAMILIES[f][1]])
 def test_relation_of_several_outputs_or_of_fine_tuning_holds(family, name):

@@ -191,6 +191,7 @@ def test_partial_fit_and_warm_start_go_on():
             assert_close(ours, theirs)
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_bits():
     data, settings = CASES["dropout"]
     first = trained("compiled", data, **settings)

@@ -73,6 +73,7 @@ def scores(estimator, X):
     return estimator.predict_proba(X) if hasattr(estimator, "classes_") else estimator.predict(X)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("name", CASES)
 def test_predictions_are_those_of_the_portable_engine(name, kind):
@@ -110,6 +111,7 @@ def assert_close(ours, theirs, tolerance=2e-5):
         np.testing.assert_allclose(ours.weights_[name], array, rtol=0, atol=tolerance * max(abs(array).max(), 1e-2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("y", [THREE, NUMBER], ids=["classes", "numbers"])
 def test_weights_of_built_networks(name, y):

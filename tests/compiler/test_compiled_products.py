@@ -112,6 +112,7 @@ def test_a_large_product_is_that_of_float64(sizes, transposed, machine):
     check(sizes, transposed, True, machine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transposed", [(False, False), (True, False)])
 @pytest.mark.parametrize("sizes", LONG, ids=str)
 def test_a_long_sum_keeps_its_digits(sizes, transposed, machine):

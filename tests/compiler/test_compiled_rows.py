@@ -320,6 +320,7 @@ def random_sums(rng):
     return f"g ({inputs}) => ({outputs}) {{ {' '.join(drawn.nodes)} }}", drawn.constants
 
 
+@pytest.mark.long
 @pytest.mark.thinned(by=lambda seed: str(seed % 2))
 @pytest.mark.parametrize("seed", range(5))
 def test_random_graphs_of_padded_rows_have_the_bits_of_whole_ones(seed):

@@ -138,6 +138,7 @@ def sparse(n, k):
     return sp.csr_array((rng.normal(size=2 * n), (rows, columns)), shape=(n, k))
 
 
+@pytest.mark.long
 def test_sparse_data_are_never_densified():
     data = sparse(20_000, 2_000)
     buffer = np.zeros((20, 2_000), np.float32)

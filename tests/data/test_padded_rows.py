@@ -99,6 +99,7 @@ def test_predictions_do_not_depend_on_padding():
     assert_allclose(pickle.loads(pickle.dumps(fitted)).decision_function(others), expected, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["list", "object array"])
 def test_scikit_learn_splits_and_searches(form):
     X = EXAMPLES

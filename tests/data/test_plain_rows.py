@@ -164,6 +164,7 @@ def methods(estimator):
     return [name for name in ("predict", "predict_proba", "decision_function") if hasattr(estimator, name)]
 
 
+@pytest.mark.long
 def test_calls_end_as_with_all_checks(name, estimator, monkeypatch):
     differ = []
     for kind, rows in (PLAIN | OTHERS).items():

@@ -231,6 +231,7 @@ def test_blocks_of_a_table_are_held_out_by_share_alone(tmp_path):
     assert in_memory.validation_scores_ == regressor(validation_split=HELD).fit(X, Y).validation_scores_
 
 
+@pytest.mark.long
 def test_a_network_of_a_table_in_blocks_is_scored_on_given_rows():
     pa = pytest.importorskip("pyarrow")
     table = pa.table({**{f"x{i}": X[REST, i] for i in range(4)}, "y": Y[REST]})

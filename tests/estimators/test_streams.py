@@ -192,6 +192,7 @@ def test_classes_of_the_last_block_alone_are_learned(tmp_path):
         classifier().fit(RowBlocks(path, "y", buffer_rows=400), classes=["a", "b"])
 
 
+@pytest.mark.long
 def test_table_sorted_by_target_trains_like_a_shuffled_one(tmp_path):
     X, y = labels(2000)
     frame, order = pd.DataFrame(X, columns=NAMES), np.argsort(y, kind="stable")

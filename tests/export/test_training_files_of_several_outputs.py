@@ -65,6 +65,7 @@ def assert_prediction(found, expected) -> None:
         assert_array_equal(found, expected)
 
 
+@pytest.mark.long
 def test_each_target_is_an_input(tmp_path):
     """A program that knows the manifest alone trains: indices of classes, numbers, indices at positions."""
     names = ["class", "yes", "numbers", "words"]
@@ -162,6 +163,7 @@ def test_balanced_weights_come_back_from_pickles(tmp_path):
     assert len(set(first)) > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "parameters",
     [

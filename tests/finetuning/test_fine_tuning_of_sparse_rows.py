@@ -51,6 +51,7 @@ def seen(monkeypatch):
     return record_damping(monkeypatch)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_sparse_rows_are_damped_as_dense_ones_are(scaler, seen):
     model, weights = fitted(scaler), np.random.RandomState(1).rand(80) + 0.5

@@ -66,6 +66,7 @@ def test_the_body_with_convolutions_is_tuned_where_asked_for():
     assert set(tuned.fine_tuning_["candidate"]) == {"head only", "new head"}
 
 
+@pytest.mark.long
 def test_a_body_of_matrices_stays_where_asked_for():
     graph = MLP((8,)).build(64, 6, random_state=0)
     names = {}
@@ -104,6 +105,7 @@ def test_large_values_are_computed_in_each_iteration(monkeypatch):
     assert list(inputs) == ["X"]
 
 
+@pytest.mark.long
 def test_sparse_rows_are_not_made_dense(monkeypatch):
     rows = sp.random(400, 3000, density=0.01, random_state=0, format="csr", dtype=np.float32)
     y = np.arange(400) % 2

@@ -172,6 +172,7 @@ class TestLoss:
 
 
 class TestGoOn:
+    @pytest.mark.long
     def test_warm_start(self):
         tuned = regressor(ridge(), warm_start=True).fit(X[NEW], NUMBER[NEW])
         tuned.fit(X[NEW], NUMBER[NEW])

@@ -253,6 +253,7 @@ def test_a_rare_class_is_still_found_after_fine_tuning():
     assert recalls[0] > 0.7 > 0.5 > recalls[1]
 
 
+@pytest.mark.long
 def test_several_labels_keep_the_weights_of_a_forest():
     Y = np.column_stack([RARE == "rare", X[:, 1] > 0]).astype(int)
     old = RandomForestClassifier(5, class_weight="balanced", max_depth=3, random_state=0).fit(X[OLD], Y[OLD])

@@ -288,6 +288,7 @@ class TestRefusedLabels:
         with pytest.raises(ValueError, match="predicts one label a row, and y has 3"):
             label_classifier(model).fit(X, YES)
 
+    @pytest.mark.long
     def test_later_labels_of_another_kind(self):
         tuned = unmoved(fitted_to_labels(OF_KINDS["forest"], KINDS), KINDS)
         before = dict(vars(tuned))

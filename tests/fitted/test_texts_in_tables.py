@@ -221,6 +221,7 @@ class TestDocuments:
         for rows in (documents, others, others[:1]):
             assert_allclose(back.predict_proba(rows), tuned.predict_proba(rows), rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.long
     def test_every_document_is_compared(self):
         plain = ["red box", "blue bag"] * 300
         vectorizer = TfidfVectorizer(stop_words=["the"], ngram_range=(1, 2))  # skl2onnx keeps such words between others

@@ -28,6 +28,7 @@ def rows_and_others(data):
     return X, y[:600], np.stack([rng.permutation(column) for column in X.T], axis=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", ["iris", "digits"])
 @pytest.mark.parametrize("forest", FORESTS, ids=lambda forest: type(forest).__name__)
 def test_first_of_tied_classes_is_predicted(forest, data):

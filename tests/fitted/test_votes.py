@@ -229,6 +229,7 @@ class TestProbabilities:
         probable = model.classes_[model.predict_proba(X).argmax(axis=1)]
         assert (probable != model.predict(X)).mean() > 0.02
 
+    @pytest.mark.long
     def test_validation_score_is_that_of_predict(self):
         model = PROBABLE[0].fit(X[OLD], FOUR[OLD])
         tuned = OrtGradientClassifier(model, max_iter=3, learning_rate_init=0.01, random_state=0)

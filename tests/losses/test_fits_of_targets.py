@@ -49,6 +49,7 @@ def test_cox_weights_of_whole_rows_repeat_them_with_breslow():
     assert_allclose(weighted.coef_, repeated.coef_, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_cox_networks_train_in_minibatches_and_by_cross_validation():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(600, 2))

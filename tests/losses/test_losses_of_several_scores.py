@@ -254,6 +254,7 @@ def test_given_graphs_must_have_as_many_scores_as_the_loss_takes():
         OrtGradientRegressor(Linear().build(3, 1, random_state=0), loss="gaussian_nll").fit(X, X[:, 0])
 
 
+@pytest.mark.long
 def test_new_head_has_as_many_scores_as_the_loss_takes():
     body = MLP((8,)).build(n_features=3, n_outputs=1, random_state=0)
     settings = {"finetune": FineTuner(new_head=True), "random_state": 0}
@@ -283,6 +284,7 @@ def test_training_graphs_go_on_as_the_estimator(name, tmp_path):
     goes_on(kind(MLP((4,)), loss=name, **SETTINGS), X, STARS if classifies else 5e3 + 1e2 * X[:, 0], tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gaussian_nll", "ordinal"])
 def test_tables_read_in_blocks_train_as_rows_in_memory(name, tmp_path):
     pytest.importorskip("pyarrow")

@@ -202,6 +202,7 @@ def test_a_new_head_on_a_narrow_body(body, border, kind):
         assert_array_equal(ir.from_proto(tensor).numpy().astype(np.float32), fitted.weights_[tensor.name])
 
 
+@pytest.mark.long
 def test_a_new_head_on_an_export():
     once = regressor(network("float16", "H = MatMul(X, W) T = Tanh(H) Y = MatMul(T, V)")).fit(X, y).to_onnx()
     names = np.where(y > 0, "high", "low")

@@ -68,6 +68,7 @@ def test_a_file_gets_the_same_head_as_the_model(network):
     assert_allclose(by_file.score(X[TEST], LABELS[TEST]), by_model.score(X[TEST], LABELS[TEST]), atol=0.02)
 
 
+@pytest.mark.long
 def test_training_head_alone_keeps_other_weights(network):
     before = weights_before(network)
     tuned = classifier(network, trainable=["head.*"]).fit(X[NEW], LABELS[NEW])

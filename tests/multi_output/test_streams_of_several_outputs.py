@@ -102,6 +102,7 @@ def test_paths_with_columns_by_output_train_to_the_bits_of_arrays(tmp_path):
         assert_same_bits(net().fit(source, COLUMNS), net().fit(FRAME, Y))
 
 
+@pytest.mark.long
 @each_engine
 @pytest.mark.parametrize("columns", [None, "weight"])
 def test_streamed_rows_train_to_the_bits_of_arrays_if_the_order_is_kept(columns, engine, tmp_path):
@@ -118,6 +119,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own_source", [False, True])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_outputs_that_weigh_rows_differently_train_as_on_arrays(options, own_source, monkeypatch, tmp_path):
@@ -135,6 +137,7 @@ def test_outputs_that_weigh_rows_differently_train_as_on_arrays(options, own_sou
         np.testing.assert_allclose(found.weights_[name], array, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.long
 def test_labels_missing_in_files_where_their_weight_is_zero_are_not_read(monkeypatch, tmp_path):
     prepare_on_sample(monkeypatch, rows=60, blocks=4)
     gaps = WEIGHTS["class"] == 0
@@ -152,6 +155,7 @@ def test_labels_missing_in_files_where_their_weight_is_zero_are_not_read(monkeyp
         net().fit(blocks(path, 200, {"class": "weight"}))
 
 
+@pytest.mark.long
 def test_output_that_has_labels_in_one_block_alone_is_trained(monkeypatch, tmp_path):
     prepare_on_sample(monkeypatch, rows=40, blocks=2)
     weight = np.zeros(400)
@@ -177,6 +181,7 @@ def test_class_of_the_last_block_alone_is_learned(monkeypatch, tmp_path):
 # Training goes on: partial_fit, early stopping, a checkpoint, the state.
 
 
+@pytest.mark.long
 def test_partial_fit_makes_one_pass_over_a_stream(tmp_path):
     source = blocks(write(tmp_path / "table.parquet"))
     classes = {"class": ["a", "b", "c"], "labels": [[0, 1], [10, 11, 12]]}
@@ -189,12 +194,14 @@ def test_partial_fit_makes_one_pass_over_a_stream(tmp_path):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.long
 def test_early_stopping_holds_out_whole_blocks(tmp_path):
     found = net(early_stopping=True, max_iter=4).fit(blocks(write(tmp_path / "table.parquet"), validation_split=0.25))
     assert len(found.validation_scores_) == 4
     assert found.t_ == 4 * 300
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("weights", [None, {"class": "weight", "count": "other weight"}])
 def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(weights, tmp_path):
     source = blocks(write(tmp_path / "table.parquet"), weights=weights)

@@ -26,6 +26,7 @@ def test_a_small_table_trains_five_networks_of_128_units_in_64_epochs():
     assert_array_equal(ours.predict(rows), explicit.predict(rows))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [RealMLPClassifier, RealMLPRegressor])
 def test_rows_from_two_thousand_on_train_as_the_authors_do(kind):
     y = LABELS if kind is RealMLPClassifier else NUMBERS

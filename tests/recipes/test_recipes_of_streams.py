@@ -218,6 +218,7 @@ def test_category_and_class_of_the_last_block_alone_are_learned(name, tmp_path):
     assert not np.allclose(fitted.predict_proba(unseen), fitted.predict_proba(frame.loc[late, FEATURES]))
 
 
+@pytest.mark.long
 @each_recipe
 @pytest.mark.parametrize("setting", ["from_dtype", ["color", "new"]], ids=str)
 def test_columns_without_values_in_blocks_are_those_of_the_table(setting, name):
@@ -260,6 +261,7 @@ def test_rows_of_weight_zero_count_in_no_statistic(tmp_path):
         regressor().fit(blocks(write(frame.assign(weight=0.0), path), "number", sample_weight="weight"))
 
 
+@pytest.mark.long
 def test_balanced_classes_weigh_as_those_of_all_rows(tmp_path):
     frame = table().sort_values("label")
     path = write(frame, tmp_path / "table.parquet")
@@ -328,6 +330,7 @@ def test_members_of_an_ensemble_hold_out_different_blocks(tmp_path):
     assert fitted.score(frame[FEATURES], frame["label"]) > 0.7
 
 
+@pytest.mark.long
 def test_blocks_are_released_after_use():
     alive, most = [], 0
 

@@ -144,6 +144,7 @@ def test_training_goes_over_to_compiled_updates_with_the_same_weights(settings, 
         assert all(weights[name].tobytes() == array.tobytes() for weights, _ in found[1:]), name
 
 
+@pytest.mark.long
 def test_a_process_compiles_once_that_pays(compiled, monkeypatch):
     let_compiling_take(1e-2, monkeypatch)
     X, y = np.random.default_rng(0).normal(size=(90, 8)).astype(np.float32), np.arange(90) % 2

@@ -63,6 +63,7 @@ def test_steps_pay_from_a_number_on():
     assert pays(SMALL._replace(elements=4e4), enough - 2)
 
 
+@pytest.mark.long
 def test_a_fit_is_long_by_its_passes_not_by_its_steps(monkeypatch):
     asked = []
     monkeypatch.setattr(step_choice, "pays", lambda size, passes: asked.append(passes) or False)
