@@ -111,7 +111,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         """
         if return_std:
             location, distribution = self._location_and_distribution(X)
-            return location, distribution.std().astype(location.dtype, copy=False)
+            deviation = distribution.std()
+            _require_representable(deviation, location.dtype, "standard deviation")
+            return location, deviation.astype(location.dtype, copy=False)
         if reads_source(X):
             return predicted_batches(self, "predict", X)
         prediction = self._predict(X)  # raises if it is not fitted
@@ -222,6 +224,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         location, further = predicted_with_further(self, X)
         (own,) = further.values()
         own = own.reshape(location.shape)
+        _require_representable(location, self._state.graph.dtype, "prediction")
         return location, loss.distribution(location.astype(np.float64), own.astype(np.float64))
 
     def to_onnx(self, *, adapter: bool = False, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
@@ -264,3 +267,15 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     def _output_task(self) -> OutputTask:
         given: Any = resolve_graph_model(self.model)
         return NumberTask(self.loss, given.output_kind)
+
+
+def _require_representable(numbers: np.ndarray, dtype: Any, what: str) -> None:
+    """Raise ValueError if numbers of a distribution are beyond the largest one of their type."""
+    beyond = ~(np.abs(numbers) <= np.finfo(dtype).max)  # NaN too
+    if beyond.any():
+        row = int(np.argwhere(beyond)[0][0])
+        raise ValueError(
+            f"The {what} of {np.count_nonzero(beyond)} of {numbers.size} targets, such as of row {row}, is beyond the "
+            f"largest number of {np.dtype(dtype)}, so they have no distribution. Leave out rows whose features are so "
+            f"far from those of the training; predict(X) alone returns inf for them."
+        )

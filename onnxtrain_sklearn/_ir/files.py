@@ -126,7 +126,7 @@ def write(proto: onnx.ModelProto, path: str | os.PathLike[str]) -> onnx.ModelPro
     result.CopyFrom(proto)
     beside = target.with_name(f"{target.name}.data")
     for written in (target, beside):
-        if os.path.realpath(written) in {_place(tensor)["location"] for tensor in outside}:
+        if os.path.realpath(written) in {os.path.realpath(_place(tensor)["location"]) for tensor in outside}:
             raise ModelError(
                 f"The given model reads its weights from {_short(os.fspath(written))!r}: give another path."
             )
@@ -288,9 +288,9 @@ def _name_file(tensor: onnx.TensorProto, folder: str) -> None:
     if os.stat(path).st_nlink > 1:
         raise _misplaced(tensor, f"the file {_short(path)!r} has hard links, which may lead out of the folder: copy it")
     del tensor.external_data[:]
-    for key, value in {"location": path, "offset": place.get("offset", "0"), "length": str(_size(tensor))}.items():
+    name, offset = sessions.name_of_file(path), place.get("offset", "0")
+    for key, value in {"location": name, "offset": offset, "length": str(_size(tensor))}.items():
         tensor.external_data.add(key=key, value=value)
-    sessions.remember_file(path)
 
 
 def _require_readable(tensors: list[onnx.TensorProto], folder: str, stays: Collection[str] = ()) -> None:

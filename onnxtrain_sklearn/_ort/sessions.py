@@ -79,7 +79,7 @@ _IN_PLACE = {
 """Options without which onnxruntime copies weights: packed for its products, and transposed for gradients."""
 
 _files = dict[str, tuple[int, int]]()
-"""The files that graphs of this process name, with their sizes and times."""
+"""The sizes and times of files of weights, by the paths with which graphs name them: see :func:`name_of_file`."""
 
 
 def reads_in_place() -> bool:
@@ -87,23 +87,27 @@ def reads_in_place() -> bool:
     return tuple(map(int, version().split(".")[:2])) >= (1, 20)
 
 
-def remember_file(path: str) -> None:
-    """Let graphs name a file of weights by its absolute path; ModelError if it has changed since another did."""
-    if path not in _files:
-        facts = os.stat(path)
-        _files[path] = facts.st_size, facts.st_mtime_ns
-    require_unchanged(path)
+def name_of_file(path: str) -> str:
+    """Return the absolute path with which graphs name a file of weights as it is now.
+
+    A file that was written anew gets another name, so that graphs of the earlier file are refused and those of the new
+    one run: as many ``.`` before its own name as there were earlier files.
+    """
+    facts, name = os.stat(path), path
+    while _files.setdefault(name, (facts.st_size, facts.st_mtime_ns)) != (facts.st_size, facts.st_mtime_ns):
+        name = os.path.join(os.path.dirname(name), os.curdir, os.path.basename(name))
+    return name
 
 
-def require_unchanged(path: str) -> tuple[int, int]:
-    """Return size and time of a file of weights; raise ModelError if they have changed since it was read first."""
-    facts = os.stat(path) if os.path.isfile(path) else None
+def require_unchanged(name: str) -> tuple[int, int]:
+    """Return size and time of a file of weights; ModelError if they have changed since :func:`name_of_file`."""
+    facts = os.stat(name) if os.path.isfile(name) else None
     found = None if facts is None else (facts.st_size, facts.st_mtime_ns)
-    if found is None or found != _files.get(path):
+    if found is None or found != _files.get(name):
         what = "is not there any more" if facts is None else "has changed since it was read"
         raise ModelError(
-            f"The file {path!r}, which holds weights of the graph, {what}. Restore it, or give another model a file of "
-            f"another name."
+            f"The file {os.path.normpath(name)!r}, which holds weights of the graph, {what}. Restore it, or fit a new "
+            f"estimator to train the graph with the file as it is now."
         )
     return found
 

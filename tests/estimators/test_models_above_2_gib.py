@@ -189,6 +189,38 @@ def test_fitted_models_notice_changed_weights(path, change):
     assert_array_equal(found.predict_proba(X), expected)
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["in place", "another file"])
+def test_new_estimators_train_rewritten_weights(path, whole):
+    """Each estimator predicts with the file that it was fitted to, or refuses; a new one is as one of a new process."""
+    weights, settings = path.parent / "model.weights", {"adapters": LoRA(2)}
+    old, first = fitted(path, **settings), (weights.read_bytes(), weights.stat().st_mtime_ns)
+    rewritten = (0.5 * np.frombuffer(first[0], np.float32)).tobytes()
+    if whole:
+        (path.parent / "new").write_bytes(rewritten)
+        os.replace(path.parent / "new", weights)
+    else:
+        weights.write_bytes(rewritten)
+    os.utime(weights, ns=(first[1] + 10**9,) * 2)
+    new, expected = fitted(path, **settings), fitted(onnx.load(path), engine="portable", **settings)
+    assert np.abs(new.predict_proba(X) - expected.predict_proba(X)).max() < 1e-5
+    assert new.partial_fit(X, y).t_ > expected.t_
+    after = new.predict_proba(X)
+    with pytest.raises(ModelError, match=r"has changed since it was read.*fit a new estimator"):
+        old.predict(X)
+    new.to_onnx(path=path.parent / "trained.onnx")
+    session = onnxruntime.InferenceSession(path.parent / "trained.onnx", providers=["CPUExecutionProvider"])
+    assert_allclose(session.run(None, {"X": X})[1], after, rtol=0, atol=1e-6)
+    with pytest.raises(ModelError, match="reads its weights from"):
+        new.to_onnx(path=weights)
+
+    weights.write_bytes(first[0])  # the first file again: that of ``old``, as its time is the same too
+    os.utime(weights, ns=(first[1], first[1]))
+    assert old.predict_proba(X).shape == after.shape
+    with pytest.raises(ModelError, match="has changed since it was read"):
+        new.predict(X)
+    assert np.abs(fitted(path, **settings).predict_proba(X) - old.predict_proba(X)).max() == 0
+
+
 def test_weights_outside_of_the_folder_are_refused(path, tmp_path):
     (tmp_path / "secret").write_bytes((path.parent / "model.weights").read_bytes())
     for location in ("../secret", str(tmp_path / "secret")):

@@ -305,3 +305,31 @@ def test_what_a_loss_does_not_learn_is_refused():
     assert hasattr(OrtGradientRegressor(loss="gaussian_nll"), "predict_quantiles")
     with pytest.raises(NotFittedError):
         OrtGradientRegressor(loss="gaussian_nll").predict_distribution(GROUPS)
+
+
+@pytest.mark.parametrize("loss", ["negative_binomial", "gamma_nll"])
+def test_distributions_beyond_the_type_are_refused(loss):
+    x = np.linspace(0, 1, 50)[:, None]
+    net = OrtGradientRegressor(Linear(), loss=loss, optimizer="lbfgs", tol=1e-3).fit(x, 1 + np.round(9 * x[:, 0]))
+    weights = {name: np.zeros_like(array) for name, array in net.weights_.items()}
+    (matrix,) = (array for array in weights.values() if array.ndim == 2)
+    matrix.ravel()[:] = [1.0, 1.0]  # the logarithm of the mean, and about the dispersion, are x
+    net.load_state(weights)
+    near, far = np.array([[0.0], [80.0], [88.0], [100.0]]), np.array([[0.0], [100.0]])
+    with np.errstate(over="ignore"):
+        mean = net.predict(near)
+    assert np.isfinite(mean[:3]).all()
+    assert np.isinf(mean[3])
+    expected = np.exp(80.0) * np.sqrt(np.log1p(np.exp(80.0)) + 1e-3)
+    assert_allclose(net.predict(near[:2], return_std=True)[1][1], expected, rtol=1e-4)
+    for call in (
+        lambda: net.predict(far, return_std=True),
+        lambda: net.predict_distribution(far),
+        lambda: net.predict_quantiles(far),
+    ):
+        with pytest.raises(ValueError, match=r"prediction of 1 of 2 targets, such as of row 1, is beyond the largest"):
+            call()
+    wide = near[:3].astype(np.float32)  # a mean of 1.7e38 whose deviation is ten times as large
+    with pytest.raises(ValueError, match=r"standard deviation of 1 of 3 targets, such as of row 2, .* of float32"):
+        net.predict(wide, return_std=True)
+    assert np.isfinite(net.predict_distribution(wide).std()).all()
