@@ -34,10 +34,10 @@ from .tables import (
     as_numbers_and_text,
     is_number,
     name_of,
+    open_table,
     require_columns,
     table_arguments,
     table_files,
-    table_pieces,
     text_array,
     text_columns,
     without_columns,
@@ -73,10 +73,12 @@ def _predict(options: argparse.Namespace, console: Console) -> Outcome:
     if output is not None and ARCHIVES & set(output.suffixes):
         raise UsageError(f"{str(output)!r} is an archive: name a .csv, .csv.gz or .parquet file, or a folder.")
     runner = runner_of(options.model, {"columns": options.columns} if options.columns else None)
+    told = runner.table
+    source = open_table(options.data, options, console, decimal=told.get("decimal"), missing=told.get("missing"))
     size = runner.rows * max(1, PIECE_ROWS // runner.rows)  # chunks of a piece are those of the whole table
 
     def results() -> Iterator[Results]:
-        for piece in table_pieces(files, options.separator, size):
+        for piece in source.pieces(size):
             require_columns(piece.frame, options.keep, "--keep")
             require_columns(piece.frame, options.columns or [], "--columns")
             frame = without_columns(piece.frame, options.drop)

@@ -6,10 +6,6 @@ give the same things: all rows in parts, some rows as a sample, and the argument
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import lzma
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,19 +17,19 @@ from sklearn.model_selection import train_test_split
 
 from .._data.row_blocks import RowBlocks, file_dataset
 from .console import Console, UsageError
+from .csv_format import UNREADABLE, opened
 from .tables import (
     ARCHIVES,
-    PARQUET,
+    PIECE_ROWS,
+    Table,
     TableTask,
     Target,
     frame_of,
     index_columns,
-    name_of,
+    kind_of,
+    open_table,
     pandas_module,
-    read_table_file,
     require_columns,
-    table_files,
-    table_pieces,
     target_of,
     without_columns,
 )
@@ -49,8 +45,6 @@ MOST_ROWS = 500_000
 
 SAMPLE_ROWS = 100_000
 """Rows of a table in blocks on which its columns are looked at, and preprocessing is fitted."""
-
-PIECE_ROWS = 2**16
 
 
 @dataclass(frozen=True)
@@ -189,30 +183,28 @@ AnyRows = Rows | BlockRows
 
 @dataclass(frozen=True)
 class Splits:
-    """The rows to train on, to test on and to stop on, and the target."""
+    """The rows to train on, to test on and to stop on, the target, and the table that they are of."""
 
     train: AnyRows
     test: AnyRows | None
     validation: Rows | None
     target: Target
-
-
-OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    source: Table
 
 
 def is_large(files: Sequence[Path]) -> bool:
-    """Return True if a table has too many rows for memory; not of archives of CSV files, whose rows are not counted."""
-    if files[0].suffix.lower() in PARQUET:
-        return bool(file_dataset(files).count_rows() > MOST_ROWS)
+    """Return True if a table has too many rows for memory.
+
+    Archives of CSV files, Excel and JSON lines are read as a whole.
+    """
+    if (kind := kind_of(files[0])) != "csv":
+        return kind == "parquet" and bool(file_dataset(files).count_rows() > MOST_ROWS)
     lines = 0
     for file in files:
         if ARCHIVES & set(file.suffixes):
             return False
         # A file that cannot be decompressed is an error of the reader, which names it.
-        with (
-            suppress(OSError, EOFError, zlib.error, lzma.LZMAError),
-            OPENERS.get(file.suffix.lower(), open)(file, "rb") as content,
-        ):
+        with suppress(*UNREADABLE), opened(file) as content:
             while lines <= MOST_ROWS and (block := content.read(2**20)):
                 lines += block.count(b"\n")
     return lines > MOST_ROWS
@@ -224,9 +216,10 @@ def rows_to_train(
     """Read the table and split its rows; ``look`` is called with the columns besides the target, of some rows."""
     train: AnyRows
     test: AnyRows | None
-    files, name = table_files(options.data), name_of(options.data)
-    if is_large(files):
-        table = _blocks(files, options.separator, options.target, options.drop)
+    source = open_table(options.data, options, console)
+    name = source.name
+    if is_large(source.files):
+        table = _blocks(source, options.target, options.drop)
         target = _target_of_blocks(table, options.target, task)
         console.progress(f"{name}: {table.n_rows} rows in {len(table)} blocks")
         console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
@@ -236,7 +229,7 @@ def rows_to_train(
         test = BlockRows(table, target, share, options.seed, tests=True) if share else None
         look(frame_of(table.block(0)[0]))
     else:
-        whole = without_columns(_in_memory(options.data, options.separator), options.drop)
+        whole = without_columns(source.read(), options.drop)
         target = target_of(whole, options.target, task)
         if len(whole.columns) == 1:
             raise ValueError(f"{name}: there is no column besides the target {target.name!r} to predict it from.")
@@ -249,12 +242,15 @@ def rows_to_train(
         if options.test is None and options.holdout:
             train, test = _split(train, target.task, options.holdout, options.seed)
 
+    missing = source.missing_words([*columns, target.name])
+
     def rows_of(path: Path) -> AnyRows:
-        own = table_files([path])
-        if is_large(own):
-            further = _blocks(own, options.separator, target.name, (), columns)
+        # Words that are missing values in the table to train on are missing here too.
+        own = open_table([path], options, console, decimal=source.decimal, missing=missing)
+        if is_large(own.files):
+            further = _blocks(own, target.name, (), columns)
             return BlockRows(further, target, 0.0, options.seed, tests=False)
-        other = _in_memory([path], options.separator)
+        other = own.read()
         require_columns(other, [*columns, target.name], f"In {str(path)!r}, column")
         return Rows(other[columns], target_of(other, target.name, target.task).values_of(other[target.name]))
 
@@ -268,7 +264,7 @@ def rows_to_train(
             found = found.evenly_spaced(MOST_ROWS)
             console.progress(f"{options.validation}: {found.n_rows} of {n_rows} rows, evenly spaced, end the training")
         validation = found
-    return Splits(train, test, validation, target)
+    return Splits(train, test, validation, target, source)
 
 
 def _split(rows: Rows, task: TableTask, share: float, seed: int) -> tuple[Rows, Rows]:
@@ -287,42 +283,36 @@ def _split(rows: Rows, task: TableTask, share: float, seed: int) -> tuple[Rows, 
     return Rows(rows.frame.iloc[train], rows.y[train]), Rows(rows.frame.iloc[test], rows.y[test])
 
 
-def _in_memory(paths: Sequence[Path], separator: str | None) -> Any:
-    """Return a table as a data frame."""
-    files = table_files(paths)
-    if files == list(paths) and len(files) == 1:
-        return read_table_file(files[0], separator)
-    frames = [one.frame for one in table_pieces(files, separator, PIECE_ROWS)]
-    return pandas_module().concat(frames, ignore_index=True)
-
-
-def _blocks(files: Sequence[Path], separator: str | None, target: str, drop: Any, columns: Any = None) -> RowBlocks:
+def _blocks(source: Table, target: str, drop: Any, columns: Any = None) -> RowBlocks:
     """Return a table in blocks: row groups of Parquet files, or a copy of CSV files."""
-    is_parquet = files[0].suffix.lower() in PARQUET
+    is_parquet = source.kind == "parquet"
     if is_parquet:
-        dataset = file_dataset(files)
+        dataset = file_dataset(source.files)
         names = [name for name in dataset.schema.names if name not in index_columns(dataset)]
+        if source.missing_words(names):
+            raise UsageError(
+                f"{source.name!r} has more than {MOST_ROWS:,} rows, of which blocks are read as they are: --na is for "
+                "smaller Parquet tables."
+            )
     else:
-        names = list(next(table_pieces(files, separator, PIECE_ROWS)).frame.columns)
+        names = list(next(source.pieces(PIECE_ROWS)).frame.columns)
     known = pandas_module().DataFrame(columns=names)
     require_columns(known, [target], "--target")
     wanted = [name for name in without_columns(known, drop).columns if name != target] if columns is None else columns
-    require_columns(known, wanted, f"In {str(files[0])!r}, column")
+    require_columns(known, wanted, f"In {str(source.files[0])!r}, column")
     if target in drop:
         raise UsageError(f"--drop {target!r}: this is the target.")
     if not wanted:
-        raise ValueError(f"{files[0]}: there is no column besides the target {target!r} to predict it from.")
-    source: Any = list(files) if is_parquet else lambda: _csv_reader(files, separator)
-    return RowBlocks(source, target, columns=wanted, buffer_rows=MOST_ROWS)
+        raise ValueError(f"{source.files[0]}: there is no column besides the target {target!r} to predict it from.")
+    content: Any = list(source.files) if is_parquet else lambda: _csv_reader(source)
+    return RowBlocks(content, target, columns=wanted, buffer_rows=MOST_ROWS)
 
 
-def _csv_reader(files: Sequence[Path], separator: str | None) -> Any:
+def _csv_reader(source: Table) -> Any:
     """Return the rows of CSV files as a reader of Arrow."""
     import pyarrow as pa
 
-    tables = (
-        pa.Table.from_pandas(one.frame, preserve_index=False) for one in table_pieces(files, separator, PIECE_ROWS)
-    )
+    tables = (pa.Table.from_pandas(one.frame, preserve_index=False) for one in source.pieces(PIECE_ROWS))
     first = next(tables)
 
     def batches() -> Iterator[Any]:

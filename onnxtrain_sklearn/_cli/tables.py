@@ -1,17 +1,19 @@
-"""Tables: read CSV and Parquet files by pandas, take out the target, and make numbers and text of the columns.
+"""Tables: read files by pandas, take out the target, and make numbers and text of the columns.
 
-``read_table_file`` refuses a file that pandas would read as another table than the user sees, or warns of it.
+``open_table`` finds the files of a table and how they are written; a ``Table`` reads them as a whole or in pieces, and
+refuses a file that pandas would read as another table than the user sees, or warns of it.
 ``target_of`` decides between classes and numbers. ``as_numbers_and_text`` gives columns the two types that files have.
 """
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import glob
 from itertools import chain
 from pathlib import Path
@@ -24,7 +26,8 @@ from .._data.columns import warn_of_rounding
 from .._data.inputs import warn_of_texts
 from .._data.row_blocks import file_dataset, pieces
 from ..exceptions import nearest, warn
-from .console import UsageError
+from .console import Console, UsageError
+from .csv_format import NUMBERS, CsvFormat, CsvOptions, csv_formats
 
 if TYPE_CHECKING:
     import pandas
@@ -35,47 +38,168 @@ PARQUET = (".parquet", ".pq")
 ARCHIVES = {".zip", ".tar"}
 """Endings of CSV files that pandas writes as a whole, and whose rows are not counted before it reads them."""
 
+PIECE_ROWS = 2**16
+"""Rows of a table of several files that are read at a time."""
+
 NO_PYARROW = "Parquet files are read by pyarrow: pip install pyarrow."
 
-OTHER_ENDINGS = (".xlsx", ".xls", ".xlsm", ".ods", ".json", ".jsonl", ".feather", ".arrow", ".h5", ".hdf5", ".dta")
+OTHER_ENDINGS = (".json", ".feather", ".arrow", ".h5", ".hdf5", ".dta")
 """Endings of tables that are not read: as CSV files they would fail with a misleading error."""
+
+TableKind: TypeAlias = Literal["csv", "parquet", "excel", "jsonl"]
+
+ENDINGS: dict[str, TableKind] = {
+    **dict.fromkeys(PARQUET, "parquet"),
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods"), "excel"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+}
+"""Kinds of tables by the endings of their files; all others are CSV."""
+
+KIND_NAMES: dict[TableKind, str] = {"csv": "CSV", "parquet": "Parquet", "excel": "Excel", "jsonl": "JSON lines"}
 
 
 def table_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for the file to read, its separator, and the columns to leave out."""
-    table = "CSV or Parquet files with a header, or folders or patterns of such files, that are one table"
+    """Add the arguments for the files to read, how they are written, and the columns to leave out."""
+    table = "CSV, Parquet, Excel or JSON lines files, or folders or patterns of such files, that are one table"
     parser.add_argument("data", type=Path, nargs="+", metavar="DATA", help=table)
-    parser.add_argument("--separator", metavar="CHAR", help="of a CSV file; default: a comma, of .tsv files a tab")
-    parser.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
+    add = parser.add_argument
+    add("--sep", type=_one_character, metavar="CHAR", help="between the columns of a CSV file; default: as found")
+    add("--decimal", choices=[".", ","], help="decimal mark of a CSV file; default: as found")
+    add("--encoding", metavar="NAME", help="of a CSV file, such as latin-1; default: as found")
+    words = "further words for missing values; default: such as ? in columns of numbers of CSV files"
+    add("--na", nargs="+", default=[], metavar="WORD", help=words)
+    add("--drop", nargs="+", default=[], metavar="COLUMN", help="columns to leave out")
 
 
-def read_table_file(path: Path, separator: str | None = None) -> Any:
-    """Return a file as a data frame, in the format that the ending of its name tells."""
-    if path.suffix.lower() not in PARQUET:
-        names = _csv_header(path, separator)
-        with _faults_of_csv(path, separator), _csv_reader(path, separator) as reader:
-            frame = reader.read()
-        return _checked_csv(frame, path, names)
-    try:
-        frame = pandas_module().read_parquet(path)
-    except ImportError as error:
-        raise ImportError(NO_PYARROW) from error
-    except Exception as error:  # pyarrow has an error class of its own for each defect
-        raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
-    _warn_of_index(path, [str(name) for name in frame.index.names if name is not None])
-    names = list(map(str, frame.columns))  # a frame may be written with numbers as names
-    _require_different(path, names)
-    frame.columns = names
-    _require_rows(len(frame), path)
-    # pandas reads truth values as objects where some are missing
-    flags = [name for name in names if frame[name].dtype == object and _is_flag(frame[name])]
-    return frame.astype(dict.fromkeys(flags, "boolean"))
+def _one_character(text: str) -> str:
+    mark = "\t" if text in ("\\t", "tab") else text
+    if len(mark) != 1:
+        raise argparse.ArgumentTypeError(f"one character, or tab, got {text!r}")
+    return mark
+
+
+@dataclass(frozen=True)
+class Table:
+    """The files of a table, and how they are written.
+
+    Attributes
+    ----------
+    files : list of Path
+    name : str
+        The table in messages.
+    kind : {"csv", "parquet", "excel", "jsonl"}
+    formats : mapping of Path to CsvFormat
+        Of CSV files.
+    words : sequence of str
+        Words for missing values in all columns of other files.
+    words_of_columns : mapping of str to sequence of str
+        Words for missing values in single columns of other files.
+    """
+
+    files: Sequence[Path]
+    name: str
+    kind: TableKind
+    formats: Mapping[Path, CsvFormat]
+    words: Sequence[str] = ()
+    words_of_columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def decimal(self) -> str | None:
+        """The decimal mark of CSV files."""
+        return next(iter(self.formats.values())).decimal if self.formats else None
+
+    def missing_words(self, columns: Sequence[str]) -> dict[str, list[str]]:
+        """Return the words for missing values of each of these columns that has some."""
+        sources = [self.words_of_columns, *(one.missing for one in self.formats.values())]
+        found = {name: {*self.words, *(word for one in sources for word in one.get(name, ()))} for name in columns}
+        return {name: sorted(words) for name, words in found.items() if words}
+
+    def read(self) -> Any:
+        """Return all rows as a data frame."""
+        if self.kind == "csv" and len(self.files) == 1:
+            (file,) = self.files
+            names = _csv_header(file, self.formats[file])
+            with _faults_of_csv(file, self.formats[file]), _csv_reader(file, self.formats[file]) as reader:
+                frame = reader.read()
+            return _checked_csv(frame, file, names)
+        if self.kind == "parquet" and len(self.files) == 1:
+            return self._without_words(_parquet_file(self.files[0]))
+        return pandas_module().concat([one.frame for one in self.pieces(PIECE_ROWS)], ignore_index=True)
+
+    def pieces(self, size: int) -> Iterator[TablePiece]:
+        """Yield the rows in pieces of ``size`` rows, the last of which may be smaller.
+
+        Values have the types that they have in the whole table. Excel and JSON lines are read as a whole.
+        """
+        if self.kind == "csv":
+            yield from _csv_pieces(self.formats, size)
+        elif self.kind == "parquet":
+            for piece in _parquet_pieces(self.files, size):
+                yield TablePiece(self._without_words(piece.frame), piece.arrow)
+        else:
+            read = _excel_file if self.kind == "excel" else _json_lines_file
+            frames = [read(file) for file in self.files]
+            _require_same_columns([list(frame.columns) for frame in frames], self.files)
+            whole = self._without_words(frames[0] if len(frames) == 1 else pandas_module().concat(frames))
+            for begin in range(0, len(whole), size):
+                yield TablePiece(whole.iloc[begin : begin + size].reset_index(drop=True))
+
+    def _without_words(self, frame: Any) -> Any:
+        """Return a table that is no CSV file without the words for missing values, and numbers that equal them."""
+        changed = {}
+        for name, words in self.missing_words(list(frame.columns)).items():
+            numbers = [float(word) for word in words if NUMBERS["."].fullmatch(word)]
+            hit = frame[name].isin(words) if not is_number(frame[name]) else frame[name].isin(numbers)
+            if frame[name].dtype == object:
+                hit |= frame[name].isin(numbers)
+            if hit.any():
+                masked = frame[name].mask(hit).infer_objects()
+                changed[name] = masked.astype(np.float64) if masked.isna().all() else masked
+        return frame.assign(**changed)
+
+
+def open_table(
+    paths: Sequence[Path],
+    options: argparse.Namespace,
+    console: Console | None = None,
+    *,
+    decimal: str | None = None,
+    missing: Mapping[str, Sequence[str]] | None = None,
+) -> Table:
+    """Return the table of these files, folders and patterns, and print how they are written.
+
+    ``decimal`` and ``missing`` are those of the table that a model was trained on.
+    """
+    pandas_module()
+    files, name = table_files(paths), name_of(paths)
+    kind = kind_of(files[0])
+    if kind != "csv":
+        for given in ("sep", "decimal", "encoding"):
+            if getattr(options, given) is not None:
+                raise UsageError(f"--{given} is for CSV files, and {name!r} is {KIND_NAMES[kind]}.")
+        return Table(files, name, kind, {}, options.na, missing or {})
+    if options.encoding is not None:
+        try:
+            codecs.lookup(options.encoding)
+        except LookupError:
+            raise UsageError(f"--encoding {options.encoding!r} is no encoding that Python knows.") from None
+    given_format = CsvOptions(options.sep, options.decimal, options.encoding, options.na)
+    formats = csv_formats(files, given_format, decimal, missing)
+    if console is not None:
+        for told in dict.fromkeys(map(str, formats.values())):
+            console.progress(f"{name}: {told}")
+    return Table(files, name, kind, formats)
+
+
+def kind_of(file: Path) -> TableKind:
+    """Return the kind of a table's file, by the ending of its name."""
+    return ENDINGS.get(file.suffix.lower(), "csv")
 
 
 def table_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files of a table: those that are named, and in their place those of each folder and pattern, sorted.
 
-    All are Parquet files, or none is.
+    All are of one kind.
     """
     files: list[Path] = []
     for path in paths:
@@ -95,13 +219,13 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
     seen: set[Path] = set()
     for file in files:
         if file.suffix.lower() in OTHER_ENDINGS:
-            raise UsageError(f"{str(file)!r} is no CSV or Parquet file: save the table as one of them.")
+            raise UsageError(f"{str(file)!r} is no table that is read: save it as CSV, Parquet or JSON lines (.jsonl).")
         if (resolved := file.resolve()) in seen:
             raise UsageError(f"{str(file)!r} is part of the table twice: name it, its folder or its pattern once.")
         seen.add(resolved)
-    others = [file.name for file in files if file.suffix.lower() not in PARQUET]
-    if 0 < len(others) < len(files):
-        raise UsageError(f"{name_of(paths)!r} holds Parquet files and others, such as {others[0]!r}.")
+    first = kind_of(files[0])
+    if others := [file.name for file in files if kind_of(file) != first]:
+        raise UsageError(f"{name_of(paths)!r} holds {KIND_NAMES[first]} files and others, such as {others[0]!r}.")
     return files
 
 
@@ -125,6 +249,63 @@ def _warn_of_index(path: Path, names: Sequence[str]) -> None:
         warn(f"{str(path)!r} has the index {names[0]!r}, which is left out: reset_index() makes a column of it.")
 
 
+# Whole files.
+
+
+def _parquet_file(path: Path) -> Any:
+    try:
+        frame = pandas_module().read_parquet(path)
+    except ImportError as error:
+        raise ImportError(NO_PYARROW) from error
+    except Exception as error:  # pyarrow has an error class of its own for each defect
+        raise ValueError(f"{str(path)!r} cannot be read as a Parquet file: {error}") from error
+    _warn_of_index(path, [str(name) for name in frame.index.names if name is not None])
+    return _with_flags(_named(frame, path))
+
+
+def _excel_file(path: Path) -> Any:
+    """Return the first sheet of an Excel file."""
+    try:
+        with pandas_module().ExcelFile(path) as book:
+            if len(book.sheet_names) > 1:
+                warn(f"{str(path)!r} has {len(book.sheet_names)} sheets: the first, {book.sheet_names[0]!r}, is read.")
+            frame = book.parse(0)
+    except ImportError as error:
+        raise ImportError(f"{path.suffix} files are read by another package: {error}") from error
+    except Exception as error:  # zipfile, XML and the package for the format have error classes of their own
+        raise ValueError(f"{str(path)!r} cannot be read as an Excel file: {error}") from error
+    # pandas numbers names that occur twice, and names columns without a header
+    if nameless := [name for name in map(str, frame.columns) if name.startswith("Unnamed: ")]:
+        warn(f"{str(path)!r} has a column without a name in the first row, which is called {nameless[0]!r}.")
+    return _with_flags(_named(frame, path))
+
+
+def _json_lines_file(path: Path) -> Any:
+    """Return a file with a JSON object in each line, whose keys are the columns."""
+    pandas = pandas_module()
+    try:
+        # By their types alone: pandas would make numbers of "007", and dates of numbers.
+        frame = pandas.read_json(path, lines=True, dtype=False, precise_float=True)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{str(path)!r} cannot be read as JSON lines: {error}") from error
+    return _with_flags(_named(frame, path))
+
+
+def _named(frame: Any, path: Path) -> Any:
+    """Return a table with strings as names, which must differ, and with rows."""
+    names = list(map(str, frame.columns))  # a frame may be written with numbers as names
+    _require_different(path, names)
+    frame.columns = names
+    _require_rows(len(frame), path)
+    return frame
+
+
+def _with_flags(frame: Any) -> Any:
+    """Return a table with truth values where some are missing, of which pandas makes objects."""
+    flags = [name for name in frame.columns if frame[name].dtype == object and _is_flag(frame[name])]
+    return frame.astype(dict.fromkeys(flags, "boolean"))
+
+
 # Tables that need not fit into memory, in pieces.
 
 
@@ -134,17 +315,6 @@ class TablePiece:
 
     frame: pandas.DataFrame
     arrow: Any = None
-
-
-def table_pieces(files: Sequence[Path], separator: str | None, size: int) -> Iterator[TablePiece]:
-    """Yield the rows of a table in pieces of ``size`` rows, the last of which may be smaller.
-
-    Values have the types that they have in the whole table.
-    """
-    if files[0].suffix.lower() in PARQUET:
-        yield from _parquet_pieces(files, size)
-    else:
-        yield from _csv_pieces(files, separator, size)
 
 
 def _parquet_pieces(files: Sequence[Path], size: int) -> Iterator[TablePiece]:
@@ -181,8 +351,9 @@ def frame_of(table: Any) -> Any:
     return table.to_pandas(types_mapper=nullable.get if has_gaps else None)
 
 
-def _csv_pieces(files: Sequence[Path], separator: str | None, size: int) -> Iterator[TablePiece]:
-    chunks = _csv_chunks(files, separator, size)
+def _csv_pieces(formats: Mapping[Path, CsvFormat], size: int) -> Iterator[TablePiece]:
+    files = list(formats)
+    chunks = _csv_chunks(formats, size)
     first = next(chunks, None)
     if first is None:
         raise ValueError(f"{str(files[0])!r} has no rows below its header.")
@@ -205,7 +376,7 @@ def _csv_pieces(files: Sequence[Path], separator: str | None, size: int) -> Iter
             types[name] = "str"
         elif own != {"i"}:  # integers with missing values, as pandas has them in a table that it reads at once
             types[name] = "float64"
-    for frame in _of_size(_csv_chunks(files, separator, size, types), size, pandas_module().concat):
+    for frame in _of_size(_csv_chunks(formats, size, types), size, pandas_module().concat):
         yield TablePiece(frame)
 
 
@@ -222,51 +393,52 @@ def _of_size(parts: Iterator[Any], size: int, concatenate: Callable[[list[Any]],
         yield concatenate(waiting)
 
 
-def _csv_chunks(
-    files: Sequence[Path], separator: str | None, size: int, types: Mapping[str, str] | None = None
-) -> Iterator[Any]:
+def _require_same_columns(names: Sequence[Sequence[str]], files: Sequence[Path]) -> None:
+    for own, file in zip(names, files, strict=True):
+        if own != names[0]:
+            raise ValueError(f"{str(file)!r} has the columns {own}, but {str(files[0])!r} has {names[0]}.")
+
+
+def _csv_chunks(formats: Mapping[Path, CsvFormat], size: int, types: Mapping[str, str] | None = None) -> Iterator[Any]:
     """Yield the rows of CSV files in frames of up to ``size`` rows, with these types of columns or with their own."""
-    expected: list[str] = []
-    for file in files:
-        names = _csv_header(file, separator)
-        expected = expected or names
-        if names != expected:
-            raise ValueError(f"{str(file)!r} has the columns {names}, but {str(files[0])!r} has {expected}.")
-        with _faults_of_csv(file, separator):
-            reader = _csv_reader(file, separator, dtype=types, chunksize=size)
+    headers: list[list[str]] = []
+    for file, written in formats.items():
+        headers.append(_csv_header(file, written))
+        _require_same_columns(headers, list(formats)[: len(headers)])
+        with _faults_of_csv(file, written):
+            reader = _csv_reader(file, written, dtype=types, chunksize=size)
         with reader:
             while True:
-                with _faults_of_csv(file, separator):
+                with _faults_of_csv(file, written):
                     chunk = next(reader, None)
                 if chunk is None:
                     break
                 if len(chunk):
-                    yield _checked_csv(chunk, file, names)
+                    yield _checked_csv(chunk, file, headers[-1])
 
 
-def _csv_reader(path: Path, separator: str | None, **options: Any) -> Any:
+def _csv_reader(path: Path, written: CsvFormat, **options: Any) -> Any:
     """Open a CSV file, of which pandas then reads all rows or a chunk."""
     # low_memory=True would find the types of a column anew in each chunk, and mix them; without index_col=False, the
     # first column would become the index if rows have one field more than the header.
     options = {"iterator": True, "low_memory": False, "index_col": False} | options
-    return pandas_module().read_csv(path, sep=_separator(path, separator), **options)
+    options |= {"sep": written.separator, "decimal": written.decimal, "encoding": written.encoding}
+    return pandas_module().read_csv(
+        path, na_values={name: list(one) for name, one in written.missing.items()}, **options
+    )
 
 
-def _separator(path: Path, separator: str | None) -> str:
-    return separator or ("\t" if ".tsv" in (one.lower() for one in path.suffixes) else ",")
-
-
-def _csv_header(path: Path, separator: str | None) -> list[str]:
+def _csv_header(path: Path, written: CsvFormat) -> list[str]:
     """Return the names in the header of a CSV file: pandas numbers those that occur twice."""
-    options = {"header": None, "nrows": 1, "dtype": str, "encoding": "utf-8-sig"}
-    with _faults_of_csv(path, separator):
-        header = pandas_module().read_csv(path, sep=_separator(path, separator), **options)
+    options = {"header": None, "nrows": 1, "dtype": str, "encoding": written.encoding}
+    with _faults_of_csv(path, written):
+        header = pandas_module().read_csv(path, sep=written.separator, **options)
     names: list[str] = header.iloc[0].dropna().tolist()
     return names
 
 
 @contextmanager
-def _faults_of_csv(path: Path, separator: str | None) -> Iterator[None]:
+def _faults_of_csv(path: Path, written: CsvFormat) -> Iterator[None]:
     """Name a CSV file in errors; rows that are longer than the header are one of them."""
     pandas = pandas_module()
     try:
@@ -276,10 +448,12 @@ def _faults_of_csv(path: Path, separator: str | None) -> Iterator[None]:
     except pandas.errors.ParserWarning as error:
         raise ValueError(
             f"{str(path)!r} has more fields in a row than names in its header. If another mark than "
-            f"{_separator(path, separator)!r} stands between its columns, name it, such as --separator ';'."
+            f"{written.separator!r} stands between its columns, name it, such as --sep ';'."
         ) from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} cannot be read as a CSV file: save it in UTF-8. {error}") from error
+        raise ValueError(
+            f"{str(path)!r} is not written in {written.encoding}: name its --encoding, or save it in UTF-8. {error}"
+        ) from error
     except (ValueError, OSError) as error:  # no table, an empty file, or one that is cut off
         raise ValueError(f"{str(path)!r} cannot be read as a CSV file: {error}") from error
 
@@ -292,10 +466,9 @@ def _checked_csv(frame: Any, path: Path, names: Sequence[str]) -> Any:
     if len(frame.columns) == 1 and any(mark in frame.columns[0] for mark in ";\t|"):
         raise UsageError(
             f"{str(path)!r} has one column, {frame.columns[0]!r}: name what stands between its columns, "
-            f"such as --separator ';'."
+            f"such as --sep ';'."
         )
-    flags = [name for name in frame.columns if frame[name].dtype == object and _is_flag(frame[name])]
-    return frame.astype(dict.fromkeys(flags, "boolean"))
+    return _with_flags(frame)
 
 
 def _is_flag(column: Any) -> bool:

@@ -50,6 +50,7 @@ from .console import (
     sentence,
     write_model,
 )
+from .csv_format import as_record
 from .model_option import (
     BUILDERS,
     CONSTANT_HELP,
@@ -65,11 +66,10 @@ from .model_option import (
 )
 from .predict import Output, runner_of
 from .report import Report, write_report
-from .rows import MOST_ROWS, AnyRows, Rows, is_large, rows_to_train
+from .rows import MOST_ROWS, AnyRows, Rows, Splits, is_large, rows_to_train
 from .tables import (
     MISSING_TEXT,
     TableTask,
-    Target,
     as_numbers_and_text,
     table_arguments,
     table_files,
@@ -193,7 +193,7 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         option, target.task, splits.train, splits.validation, settings, limit=limit, seed=options.seed, console=console
     )
     seconds = time.monotonic() - begun
-    file = _write(trained, (splits.test or splits.train).sample(), target, options.output, console)
+    file = _write(trained, (splits.test or splits.train).sample(), splits, options.output, console)
 
     # Score, save and report.
     net, test = trained.net, splits.test
@@ -207,6 +207,7 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         "target": target.name,
         "columns": trained.columns,
         "classes": getattr(net, "classes_", None),
+        "read_as": as_record(splits.source.formats),
         "rows": {"train": splits.train.n_rows, "test": 0 if test is None else test.n_rows},
         "settings": settings,
         "engine": net.engine_,
@@ -447,7 +448,7 @@ def _train_table_pipeline(
 OPSET = 18
 
 
-def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Console) -> dict[str, Any]:
+def _write(trained: Trained, rows: Rows, splits: Splits, path: Path, console: Console) -> dict[str, Any]:
     """Write the ONNX file, run it, compare its predictions with the estimator's, and return the record of the file."""
     sample = rows.frame[trained.columns]
     prepared = trained.prepare(rows.frame)
@@ -462,9 +463,11 @@ def _write(trained: Trained, rows: Rows, target: Target, path: Path, console: Co
         classes = getattr(trained.net, "classes_", None)
         told = {
             "columns": trained.columns,
-            "target": target.name,
+            "target": splits.target.name,
             "classes": None if classes is None else np.asarray(classes).tolist(),
             "missing_text": trained.missing_text,
+            "missing": splits.source.missing_words(trained.columns),
+            "decimal": splits.source.decimal,
         }
         # A graph trained from a file that this command wrote may carry the entry of that file.
         others = [entry for entry in model.metadata_props if entry.key != TABLE_KEY]

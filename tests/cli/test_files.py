@@ -42,9 +42,14 @@ def test_types_of_parquet(model, tmp_path, capsys):
 TEXTS = {
     "twice.csv": ("a,a,y\n1,2,3\n4,5,6\n", "has several columns named 'a'"),
     "more.csv": ("a,y\n1,2,3\n4,5,6\n", "has more fields in a row than names in its header"),
-    "latin.csv": ("größe,y\n1,2\n".encode("latin-1"), "cannot be read as a CSV file: save it in UTF-8"),
-    "table.xlsx": (b"PK", "is no CSV or Parquet file: save the table as one of them"),
-    "table.JSON": ("[]", "is no CSV or Parquet file: save the table as one of them"),
+    "binary.csv": (b"a,y\n\x81,2\n", "is written neither in UTF-8 nor in Windows-1252: name its --encoding"),
+    "wide.csv": (
+        "a,y\n1,2\n".encode("utf-16-le"),
+        "holds zero bytes, so it is no CSV file, or its --encoding is utf-16-le",
+    ),
+    "lines.jsonl": ("\n", "has no rows below its header"),
+    "broken.jsonl": ('{"a": 1, "y"', "cannot be read as JSON lines"),
+    "table.JSON": ("[]", "is no table that is read: save it as CSV, Parquet or JSON lines (.jsonl)"),
 }
 
 
