@@ -116,15 +116,12 @@ class TargetRange:
     Attributes
     ----------
     low, high : ndarray of shape (n_outputs,) of float64
-    clips : bool
-        True if predictions are clipped to the range.
     holds_constants : bool
         True if outputs whose targets are all equal are predicted as this number.
     """
 
     low: np.ndarray
     high: np.ndarray
-    clips: bool
     holds_constants: bool = False
 
     @property
@@ -132,22 +129,19 @@ class TargetRange:
         """Mask of the outputs that are predicted as their constant target."""
         return np.asarray((self.low == self.high) & self.holds_constants)
 
-    @property
-    def limits(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Smallest and largest prediction of each output; None if predictions are not limited."""
-        if self.clips:
+    def limits(self, *, clips: bool) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the smallest and largest prediction of each output; None if predictions are not limited."""
+        if clips:
             return self.low, self.high
         if not self.constant.any():
             return None
         return np.where(self.constant, self.low, -np.inf), np.where(self.constant, self.high, np.inf)
 
 
-def target_range(
-    earlier: TargetRange | None, values: np.ndarray, *, clips: bool, holds_constants: bool = False
-) -> TargetRange:
+def target_range(earlier: TargetRange | None, values: np.ndarray, *, holds_constants: bool = False) -> TargetRange:
     """Return the range of targets of shape (n_samples, n_outputs) and of those of earlier calls."""
     known = Extremes() if earlier is None else Extremes(earlier.low, earlier.high)
     known.update(values)
     assert known.low is not None
     assert known.high is not None
-    return TargetRange(known.low, known.high, clips, holds_constants)
+    return TargetRange(known.low, known.high, holds_constants)

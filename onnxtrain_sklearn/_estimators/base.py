@@ -60,6 +60,10 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
     def _preparation(self) -> Preparation:
         """Return the functions with which ``prepare`` prepares this estimator, of one trained output or several."""
 
+    def _decoding_settings(self) -> dict[str, Any]:
+        """Return the attributes of :class:`Decoding` that parameters set: those that change predictions alone."""
+        return {}
+
     @abstractmethod
     def to_onnx(self) -> onnx.ModelProto:
         """Return the trained inference graph."""

@@ -243,7 +243,7 @@ def trained_estimator(estimator: Any, state: FittedState, X: MatrixLike | None) 
             "to_sklearn() needs model= to be a fitted scikit-learn estimator; this one was built or given as ONNX. "
             "Use to_onnx()."
         )
-    if state.decoding.target_range is not None and state.decoding.target_range.clips:
+    if state.decoding.clips:
         raise ModelError(
             "clip_predictions=True: scikit-learn's model does not clip what it predicts. Use to_onnx(), or set "
             "clip_predictions=False and train on."

@@ -247,7 +247,7 @@ class FittedState:
 
         It reads the parameters in place if the graph uses them unchanged, which saves the two copies of a session.
         """
-        decoding = replace(self.decoding, target_scale=None, target_range=None)
+        decoding = self.decoding.in_units_of_training()
         graph, dtype = self.graph, self.parameters.buffer.dtype
         live = self.fitted is None and graph.dtype == dtype and not graph.changes_weights
         weights = {**self.frozen, **self.parameters.prediction_views()} if live else self.weights()

@@ -268,6 +268,8 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         given: Any = resolve_graph_model(self.model)
         return NumberTask(self.loss, given.output_kind)
 
+    def _decoding_settings(self) -> dict[str, Any]:
+        return {"clips": bool(self.clip_predictions)}
 
 def _require_representable(numbers: np.ndarray, dtype: Any, what: str) -> None:
     """Raise ValueError if numbers of a distribution are beyond the largest one of their type."""

@@ -73,7 +73,7 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
             f"The targets were scaled for another loss when training began, and {type(loss).__name__} cannot take them "
             f"so. Call fit with warm_start=False, or begin with target_scaling=None."
         )
-    decoding = replace(chosen.decoding, target_scale=scale)
+    decoding = replace(chosen.decoding, target_scale=scale, **estimator._decoding_settings())
     shapes = {spec.name: columns[spec.name].shape[1:] for spec in graph.inputs}
     if resumed is not None:
         return _resumed_state(resumed, *selected(graph, trainable), shapes, columns, decoding, settings), settings
@@ -197,9 +197,8 @@ def complete_state(
         return scores
     targets, dtype = filled_numbers(examples.targets), state.trained_form.dtype
     stream, scale = context.call.stream, context.target_scale
-    clips = bool(getattr(context.estimator, "clip_predictions", False))
     if examples.targets.declared is not None:
-        if clips:
+        if state.decoding.clips:
             raise ValueError("clip_predictions=True needs numbers as y: the loss takes targets of its own.")
         return scores
     warn_of_rounding(context.call.y, dtype, "y")
@@ -212,7 +211,7 @@ def complete_state(
     trained = examples.targets.take(context.split.of(examples)[0])
     values = filled_numbers(trained) if stream is None else stream.range
     shifts = getattr(context.config.builder, "fit_intercept", True)
-    found = target_range(earlier, values, clips=clips, holds_constants=shifts and scale is not None)
+    found = target_range(earlier, values, holds_constants=shifts and scale is not None)
     state.decoding = with_attributes(state.decoding, target_range=found)
     return scores
 

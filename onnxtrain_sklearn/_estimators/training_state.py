@@ -63,7 +63,7 @@ def training_state(state: FittedState) -> dict[str, Any]:
         del nested[name]
     nested["log"] = {"text": json.dumps(text), **arrays}
     nested["ranges"] = {
-        f"{i}": {"low": one.low, "high": one.high, "clips": one.clips, "holds_constants": one.holds_constants}
+        f"{i}": {"low": one.low, "high": one.high, "holds_constants": one.holds_constants}
         for i, one in enumerate(_ranges(state))
         if one is not None
     }
@@ -269,10 +269,10 @@ def _read_ranges(state: FittedState, stored: Mapping[str, Any]) -> list[TargetRa
         for array, own in ((low, one.low), (high, one.high)):
             if not isinstance(array, np.ndarray) or (array.shape, array.dtype) != (own.shape, own.dtype):
                 raise ValueError("it holds the range of the targets in another shape or type")
-        flags = {name: entry[name] for name in ("clips", "holds_constants")}
-        if not (low <= high).all() or not all(isinstance(flag, bool) for flag in flags.values()):
+        holds_constants = entry["holds_constants"]
+        if not (low <= high).all() or not isinstance(holds_constants, bool):
             raise ValueError("its range of the targets is not a range")
-        found.append(TargetRange(low.copy(), high.copy(), **flags))
+        found.append(TargetRange(low.copy(), high.copy(), holds_constants))
     return found
 
 

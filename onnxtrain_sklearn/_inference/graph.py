@@ -83,7 +83,9 @@ class Decoding:
     target_scale : TargetScale or None
         Scale of the targets in training; predictions are scaled back.
     target_range : TargetRange or None
-        For a regressor: the range of the training targets, and whether predictions are clipped to it.
+        For a regressor: the range of the training targets.
+    clips : bool
+        For a regressor: whether predictions are clipped to ``target_range``.
     row_shape : tuple of int
         Shape of a row of numeric targets that has several axes, such as an image; else empty.
     positions : Positions or None
@@ -107,6 +109,7 @@ class Decoding:
     classes: np.ndarray | list[np.ndarray] | None = None
     target_scale: TargetScale | None = None
     target_range: TargetRange | None = None
+    clips: bool = False
     row_shape: tuple[int, ...] = ()
     positions: Positions | None = None
     soft: bool = False
@@ -114,6 +117,15 @@ class Decoding:
     declared: DeclaredTargets | None = None
     distribution: Loss | None = None
     parts: tuple[Decoding, ...] = ()
+
+    @property
+    def limits(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Smallest and largest prediction of each output; None if predictions are not limited."""
+        return None if self.target_range is None else self.target_range.limits(clips=self.clips)
+
+    def in_units_of_training(self) -> Decoding:
+        """Return the decoding without what changes the numbers of a regressor: scale, range and parameters."""
+        return replace(self, target_scale=None, target_range=None, clips=False)
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -213,14 +225,14 @@ def target_numbers(decoding: Decoding, dtype: DType) -> dict[str, np.ndarray]:
 
     A center of zeros is left out, because it needs no addition in the graph.
     """
-    scale, bounds = decoding.target_scale, decoding.target_range
+    scale = decoding.target_scale
     found: dict[str, np.ndarray] = {}
     if scale is not None:
         found[TARGET_SCALE] = scale.scale
         if scale.center.any():
             found[TARGET_CENTER] = scale.center
-    if bounds is not None and bounds.limits is not None:
-        found[TARGET_LOW], found[TARGET_HIGH] = bounds.limits
+    if decoding.limits is not None:
+        found[TARGET_LOW], found[TARGET_HIGH] = decoding.limits
     return {name: array.astype(dtype).reshape(decoding.row_shape or (-1,)) for name, array in found.items()}
 
 
@@ -256,8 +268,8 @@ def _append_outputs(
         else:
             prediction = final if graph.link is None and decoding.link == "identity" else own
         prediction = apply_link(op, decoding.link, scores) if prediction is None else prediction
-        clips = decoding.target_range is not None and decoding.target_range.limits is not None
-        shape, computes = op.shape(prediction), clips or decoding.target_scale is not None
+        shape = op.shape(prediction)
+        computes = decoding.limits is not None or decoding.target_scale is not None
         if decoding.row_shape and (computes or shape is None or len(shape) < 3):
             # Reshape rows to the shape of the targets, unless the output of a given graph has several axes already.
             prediction = op.Reshape(prediction, [-1, *decoding.row_shape])

@@ -37,6 +37,15 @@ OTHERS: dict[str, Any] = {
 }
 """Parameters, each with a value that is not the default."""
 
+ELSEWHERE = {
+    "model loss optimizer callbacks": "components, of which each entry of a registry has contract tests",
+    "trainable adapters finetune": "they choose what is trained: draws and tests of their own",
+    "ignore_label validation_split scoring tol n_iter_no_change": "they need labels, held-out rows, or many epochs",
+    "warm_start": "a relation of the draws",
+    "engine device runtime verbose": "predictions do not depend on them",
+}
+"""The other parameters of the estimators, by the reason why a draw cannot show that they are read."""
+
 
 def changes_nothing(draw: WideDraw, name: str) -> bool:
     """Whether another value of a parameter leaves all that is trained and predicted as it was."""
@@ -55,6 +64,15 @@ def changes_nothing(draw: WideDraw, name: str) -> bool:
     return all(np.array_equal(array, second[key]) for key, array in first.items())
 
 
+def clips_nothing(draw: WideDraw) -> bool:
+    """Whether no prediction leaves the range of all targets, or the draw is refused."""
+    try:
+        predicted, y = draw.fit().predict(draw.X), np.asarray(draw.y)
+    except (ValueError, TypeError, OnnxTrainError):
+        return True
+    return bool(((predicted >= y.min(axis=0)) & (predicted <= y.max(axis=0))).all())
+
+
 def may_be_inert(draw: WideDraw, name: str) -> bool:
     """Whether there is a reason for a parameter to change nothing here."""
     given, optimizer = draw.parameters, draw.parameters["optimizer"]
@@ -70,7 +88,6 @@ def may_be_inert(draw: WideDraw, name: str) -> bool:
         "shuffle": second or full or given.get("optimizer__accumulate", 1) > 1,
         "drop_last": second or full or draw.has("early_stopping") or draw.weights is not None or len(draw.y) % 4 == 0,
         "random_state": not built or (draw.kind == "linear" and second),
-        "clip_predictions": True,  # predictions may be within the range
         "optimizer__max_grad_norm": isinstance(optimizer, Lion),  # which takes the signs alone
         "learning_rate_init": second,
         "learning_rate": second,
@@ -79,5 +96,8 @@ def may_be_inert(draw: WideDraw, name: str) -> bool:
         "target_scaling": not built,
         "class_weight": draw.task not in ("binary", "multiclass"),
     }
-    regression = name in ("target_scaling", "clip_predictions") and draw.task != "regression"
-    return bool(reasons.get(name)) or regression or given.get(name) == OTHERS.get(name, "none")
+    if name in ("target_scaling", "clip_predictions") and draw.task != "regression":
+        return True
+    if name == "clip_predictions" and clips_nothing(draw):
+        return True
+    return bool(reasons.get(name)) or (name in given and given[name] == OTHERS[name])
