@@ -110,6 +110,7 @@ prove: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy --cache-dir $(VENV)/.mypy_cache
 
 fuzz: $(STAMP)

@@ -243,9 +243,7 @@ def _rows(text: str, separator: str, *, is_cut: bool) -> list[list[str]]:
     """Return the rows of a text that are not empty, without a last one that is cut off."""
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
-    except (
-        csv.Error
-    ):  # a field of more than 100,000 characters: a quotation mark that does not end under this separator
+    except csv.Error:  # a field above 100,000 characters: this separator leaves a quotation mark without an end
         return []
     return [row for row in (rows[:-1] if is_cut else rows) if row]
 
