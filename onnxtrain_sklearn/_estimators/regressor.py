@@ -271,6 +271,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     def _decoding_settings(self) -> dict[str, Any]:
         return {"clips": bool(self.clip_predictions)}
 
+
 def _require_representable(numbers: np.ndarray, dtype: Any, what: str) -> None:
     """Raise ValueError if numbers of a distribution are beyond the largest one of their type."""
     beyond = ~(np.abs(numbers) <= np.finfo(dtype).max)  # NaN too
