@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .._model.declared_targets import LARGEST, DeclaredTargets, SizedTarget, Target
+from .._model.trainable import TensorSpec
 from ..exceptions import nearest
-from .columns import require_no_times, require_unmasked
+from .columns import InputData, require_no_times, require_unmasked
 from .targets import Targets, require_present
 
 
@@ -43,6 +44,36 @@ def declared_targets(
     return Targets(known.matrix(arrays, n_rows), "regression", known.width, declared=known)
 
 
+def target_inputs(
+    y: Any, specs: Sequence[TensorSpec], n_rows: int, loss: str, rows: Mapping[str, tuple[int, ...]]
+) -> dict[str, InputData]:
+    """Return ``y`` as the targets of a graph that computes its loss itself, by the names of its inputs.
+
+    ``loss`` is the output that is the loss, and ``rows`` holds the shapes of rows of an earlier call.
+    """
+    declared = {}
+    for spec in specs:
+        kind: Any = {"f": "float", "b": "bool"}.get(spec.dtype.kind, "int64")
+        own = rows.get(spec.name, spec.shape[1:])
+        axes = (size if size is not None else f"axis {i} of {spec.name}" for i, size in enumerate(own, 1))
+        declared[spec.name] = Target(("N", *axes), kind)
+    parts, sizes = _parts(y, declared, loss), {"N": (n_rows, "X")}
+    found = {}
+    for spec in specs:
+        target = declared[spec.name]
+        array = _typed(parts[spec.name], spec.name, target, most=None)
+        if array.ndim + 1 == len(target.shape) and target.shape[-1] in (1, f"axis {array.ndim} of {spec.name}"):
+            array = array[..., np.newaxis]  # (N,) for (N, 1), as X and plain targets may be given
+        _require_shape(array, spec.name, target, sizes)
+        typed = array.astype(spec.dtype)
+        if spec.dtype.kind in "iu" and (typed != array).any():
+            raise ValueError(
+                f"The target {spec.name!r} takes {spec.dtype}, which cannot hold {array[typed != array][0]}."
+            )
+        found[spec.name] = InputData(typed, spec.dtype)
+    return found
+
+
 def _parts(y: Any, declared: Mapping[str, Target], loss: str) -> dict[str, Any]:
     """Return the parts of ``y`` by name."""
     expected = ", ".join(f"{name!r} {_text(target.shape)}" for name, target in declared.items())
@@ -71,8 +102,8 @@ def _parts(y: Any, declared: Mapping[str, Target], loss: str) -> dict[str, Any]:
     return {name: y[name] for name in declared}
 
 
-def _typed(part: Any, name: str, target: Target) -> np.ndarray:
-    """Return a target as an array of numbers that are finite and, unless it holds floats, whole."""
+def _typed(part: Any, name: str, target: Target, most: int | None = LARGEST) -> np.ndarray:
+    """Return a target as an array of finite numbers; unless it holds floats, whole ones of at most ``most``."""
     label = f"target {name!r}"
     require_unmasked(part, label)
     require_no_times(part, label)
@@ -97,7 +128,7 @@ def _typed(part: Any, name: str, target: Target) -> np.ndarray:
     if target.dtype == "int64":
         if array.dtype.kind == "f" and (array != np.rint(array)).any():
             raise ValueError(f"The {label} must hold whole numbers, got fractions.")
-        if array.size and max(abs(int(array.max())), abs(int(array.min()))) > LARGEST:
+        if most is not None and array.size and max(abs(int(array.max())), abs(int(array.min()))) > LARGEST:
             raise ValueError(
                 f"The {label} holds whole numbers beyond {LARGEST}, which training does not hold exactly. Number them "
                 f"anew: numpy.unique(..., return_inverse=True)."

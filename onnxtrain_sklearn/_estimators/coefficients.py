@@ -64,7 +64,14 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
     """Return the trained linear layer of the decision function; None if the graph is not one."""
     graph, decoding = state.deployed, state.decoding
     takes_columns = state.fitted is not None and state.fitted.parts is not None
-    if len(graph.inputs) != 1 or graph.link == "votes" or graph.members or decoding.groups or takes_columns:
+    if (
+        len(graph.inputs) != 1
+        or graph.own_loss is not None
+        or graph.link == "votes"
+        or graph.members
+        or decoding.groups
+        or takes_columns
+    ):
         return None
     if decoding.positions is not None or state.snapshots or decoding.link == "ordinal":
         return None

@@ -21,6 +21,7 @@ from .._fitted.fitted_model import is_estimator
 from .._gradient.engine import checked_engine
 from .._inference.graph import Decoding
 from .._model.links import Task
+from .._model.own_loss import OWN_LOSS
 from .._model.trainable import TrainableModel
 from .._ort.devices import Device, resolve_device
 from .._ort.sessions import remember_libraries
@@ -34,8 +35,9 @@ from .._utils.params import FACTORS, check_parameters
 from ..callbacks.base import has_hooks
 from ..callbacks.monitoring import TimeLimit
 from ..exceptions import InvalidParameterError, ModelError, nearest, warn
-from ..losses import LogLoss, Loss, SquaredError, resolve_loss
-from ..models import MLP, resolve_builder
+from ..finetuning import FineTuner
+from ..losses import LOSSES, LogLoss, Loss, SquaredError, resolve_loss
+from ..models import MLP, GraphModel, resolve_builder
 from ..models.given import bare_model, resolve_graph_model
 from ..optimizers import OPTIMIZERS, BaseOptimizer, resolve_optimizer
 from ..optimizers.base import rule_of
@@ -250,9 +252,10 @@ def default_alpha(estimator: Any, config: TrainingConfig, task: Task, n_rows: in
     The penalty of a step is divided by its rows. With this value, the mean loss of each step has the penalty STRENGTH
     divided by all rows: it acts like a prior, which matters less the more rows there are.
     """
-    builder, loss = config.builder, resolve_loss(estimator.loss) if isinstance(estimator.loss, str) else estimator.loss
+    builder = config.builder
     hidden = type(builder) is MLP and np.size(builder.hidden_layer_sizes)
     in_units = task == "regression" and estimator.target_scaling is None  # any strength may be too large
+    loss = resolve_loss(estimator.loss) if hidden and isinstance(estimator.loss, str) else estimator.loss
     if not hidden or in_units or not isinstance(loss, LogLoss | SquaredError):
         return 0.0
     rows = config.batch_size * config.loop.accumulate if config.optimizer.takes_minibatches else n_rows
@@ -260,6 +263,29 @@ def default_alpha(estimator: Any, config: TrainingConfig, task: Task, n_rows: in
 
 
 # Checks of parameters that need no data.
+
+
+def _require_own_loss(estimator: Any, loss: str, given: GraphModel) -> None:
+    """Raise unless an estimator can train a graph by a loss that the graph computes."""
+    if not is_foreign(given.graph) or resolve_builder(given.graph) is not None:
+        if loss != OWN_LOSS:
+            resolve_loss(loss)  # raises
+        raise InvalidParameterError(
+            "loss='output' is for ONNX graphs that compute their loss themselves: give one as model, or another loss."
+        )
+    if not is_regressor(estimator):
+        raise InvalidParameterError(
+            f"loss={loss!r} is no loss of this package. A graph that computes its loss itself, as its output of that "
+            f"name, is trained by OrtGradientRegressor.{nearest(loss, LOSSES)}"
+        )
+    unsuitable = {
+        "finetune": (isinstance(estimator.finetune, FineTuner), "it searches by losses of labels or numbers"),
+        "batch_size=None": (estimator.batch_size is None, "give a number of rows"),
+        "output_kind": (given.output_kind != "auto", "predict() returns the output as it is"),
+    }
+    for name, (is_set, why) in unsuitable.items():
+        if is_set:
+            raise InvalidParameterError(f"{name} is not for a loss that the graph computes, loss={loss!r}: {why}.")
 
 
 def check_estimator_parameters(estimator: Parameters) -> None:
@@ -294,6 +320,11 @@ def check_estimator_parameters(estimator: Parameters) -> None:
             f"output_kind={kind!r} is for given ONNX graphs: what a fitted model or a builder of this package gives is "
             f"known. Leave output_kind='auto'."
         )
+
+    # A loss that the graph computes.
+    loss = estimator.loss
+    if isinstance(loss, str) and loss not in LOSSES:
+        _require_own_loss(estimator, loss, given)
 
     # How the graph is read.
     if given.training_mode and (not is_foreign(model) or resolve_builder(model) is not None):

@@ -239,6 +239,8 @@ def _constant(value: ir.Value, reason: str) -> Entry:
 
 
 def _place_of_the_loss(graph: TrainableModel) -> str:
+    if graph.own_loss is not None:
+        return f"{graph.own_loss.name!r} of the graph"
     if graph.scores == graph.output:
         return "on the output"
     link = "votes" if graph.link == "votes" else f"final {graph.link}"

@@ -15,10 +15,12 @@ from numpy.typing import ArrayLike
 
 from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_rows
 from .._data.columns import InputData, dimensions, require_in_memory
+from .._data.declared_targets import target_inputs
 from .._data.inputs import has_several_inputs, input_columns
 from .._data.target_scale import TargetScale
 from .._data.targets import Targets
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, encoded_inputs, table_columns
+from .._model.own_loss import OWN_LOSS
 from .._model.trainable import TensorSpec, TrainableModel
 from .._model.whole_data import ROW
 from .._pretrained.ml_files import FittedFile
@@ -30,6 +32,7 @@ from .call import Call, Examples
 from .fitted_state import FittedState
 from .outputs import (
     OutputTask,
+    is_own_loss,
     require_known_labels,
     require_one_label,
     takes_positions,
@@ -44,7 +47,7 @@ def training_examples(
 ) -> Examples:
     """Return the examples of a call; ``graph`` is None if a builder builds it after the data are read."""
     output_task: OutputTask = estimator._output_task()
-    specs: Specs = None if graph is None else graph.inputs
+    specs: Specs = None if graph is None else graph.inputs_of_X
     builder = None if graph is not None else resolve_builder(estimator.model)
     if builder is not None and "row_shape" in keywords_of(builder) and dimensions(call.X) > 2:
         # this builder builds graphs for rows of several axes
@@ -72,6 +75,10 @@ def training_examples(
         require_known_labels(output_task, call.y, known, at_positions=at_positions)
     decoding, known = (None, known) if resumed is None else (resumed.decoding, resumed.decoding.classes)
     n_rows = _count_of_rows(columns, specs, call.y)
+    require_same_kind_of_loss(estimator, graph, resumed)
+    if graph is not None and graph.own_loss is not None:
+        columns = {**columns, **own_targets(graph, call.y, call.sample_weight, n_rows, resumed)}
+        call = replace(call, y=None)
     found = weighted_targets(
         output_task,
         n_rows,
@@ -89,9 +96,13 @@ def validation_examples(
     estimator: Any, state: FittedState, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
-    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
-    columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
-    n_rows, decoding = _count_of_rows(columns, state.graph.inputs, y), state.decoding
+    columns = graph_inputs(estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
+    columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
+    n_rows, decoding = _count_of_rows(columns, state.graph.inputs_of_X, y), state.decoding
+    require_same_kind_of_loss(estimator, state.graph, state)
+    if state.graph.own_loss is not None:
+        columns = {**columns, **own_targets(state.graph, y, sample_weight, n_rows, state)}
+        y = None
     found = weighted_targets(
         estimator._output_task(),
         n_rows,
@@ -103,6 +114,34 @@ def validation_examples(
         allow_missing=True,
     )
     return Examples(columns, *found)
+
+
+def own_targets(
+    graph: TrainableModel, y: Any, sample_weight: ArrayLike | None, n_rows: int, earlier: FittedState | None
+) -> InputColumns:
+    """Return ``y`` as the inputs that only the loss of the graph reads; ``earlier`` is the state of the first call."""
+    assert graph.own_loss is not None
+    if sample_weight is not None and not graph.own_loss.by_row:
+        raise ValueError(
+            f"Output {graph.own_loss.name!r} of the graph is one loss for a minibatch, in which rows have no weights: "
+            f"leave sample_weight=None, or let the graph give a loss for each row."
+        )
+    specs = [spec for spec in graph.inputs if spec.name in graph.own_loss.targets]
+    rows = {} if earlier is None else {spec.name: earlier.shapes[spec.name] for spec in specs}
+    return target_inputs(y, specs, n_rows, graph.own_loss.name, rows)
+
+
+def require_same_kind_of_loss(estimator: Any, graph: TrainableModel | None, resumed: FittedState | None) -> None:
+    """Raise ValueError if training began with a loss of the graph itself and goes on with another, or vice versa."""
+    own = None if graph is None else graph.own_loss
+    same = is_own_loss(estimator.loss) if own is not None else not is_own_loss(estimator.loss)
+    if own is not None and same:
+        same = estimator.loss in (OWN_LOSS, own.name)
+    if not same and resumed is not None:
+        began = "another loss" if own is None else f"the loss that the graph computes, loss={own.name!r}"
+        raise ValueError(
+            f"Training began with {began}, got loss={estimator.loss!r}: take that loss again, or fit anew."
+        )
 
 
 def _count_of_rows(columns: InputColumns, specs: Specs, y: ArrayLike) -> int:
@@ -216,4 +255,4 @@ def require_no_nan(estimator: Parameters, state: FittedState, columns: Mapping[s
 
 def predictions_on(estimator: Parameters, state: FittedState, rows: MatrixLike) -> dict[str, np.ndarray]:
     """Return the predictions of the graph for ``rows`` of data, by the name of scikit-learn's method."""
-    return state.predictions(graph_inputs(estimator, rows, state.graph.inputs, state.fitted, reset=False))
+    return state.predictions(graph_inputs(estimator, rows, state.graph.inputs_of_X, state.fitted, reset=False))

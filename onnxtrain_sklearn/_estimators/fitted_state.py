@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -227,7 +227,7 @@ class FittedState:
                 self.session_options,
                 width=width,
                 sparse=sparse,
-                rows_meet=self.rows_of_predictions_meet,
+                rows_meet=partial(self.rows_of_predictions_meet, with_scores=with_scores),
                 whole=self.graph.is_whole,
             )
         return self.live.predictors[key]
@@ -257,7 +257,7 @@ class FittedState:
             self.device,
             self.session_options,
             live=self.parameters if live else None,
-            rows_meet=self.rows_of_predictions_meet,
+            rows_meet=partial(self.rows_of_predictions_meet, with_scores=True),
             whole=self.graph.is_whole,
         )
 
@@ -277,13 +277,15 @@ class FittedState:
     def live_predictor(self, columns: Columns, *, with_scores: bool = False) -> Predictor:
         """Return a predictor that reads the parameters while they are trained, for inputs as sparse as ``columns``."""
         sparse = sparse_inputs(columns)
+        # its predictions may not read all parameters
+        with_scores = with_scores or self.graph.own_loss is not None
         if sparse:
             inference: Any = inference_model(self.scored_form, self.frozen, self.decoding, with_scores=with_scores)
         else:
             live = self.parameters.prediction_views()
             weights = {**self.frozen, **live}
             inference = filled_graph(self.scored_form, weights, self.decoding, with_scores=with_scores, live=live)
-        rows_meet = self.rows_of_predictions_meet
+        rows_meet = partial(self.rows_of_predictions_meet, with_scores=with_scores)
         return Predictor(
             inference,
             self.device,
@@ -294,9 +296,12 @@ class FittedState:
             whole=self.graph.is_whole,
         )
 
-    def rows_of_predictions_meet(self) -> bool:
+    def rows_of_predictions_meet(self, *, with_scores: bool) -> bool:
         """Return True if rows meet: the prediction of a row depends on the rows that are predicted with it."""
-        return where_rows_meet_in_graph(self.trained_form, self.session_options, in_training=False) is not None
+        form = self.trained_form
+        if form.own_loss is not None and not with_scores:  # the scores are the losses
+            form = replace(form, scores=form.output)
+        return where_rows_meet_in_graph(form, self.session_options, in_training=False) is not None
 
 
 def sparse_inputs(columns: Columns, *, every: bool = False) -> tuple[str, ...]:

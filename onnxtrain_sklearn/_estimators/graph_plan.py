@@ -30,6 +30,7 @@ from .._ir.shapes import infer_declared, infer_shapes
 from .._model.given_inputs import bind_constants, move_rows_first
 from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of_head, with_head
 from .._model.modes import in_training_mode
+from .._model.own_loss import with_own_loss
 from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
 from .._pretrained.comparison import as_columns, require_independent_features, run_graph
@@ -40,7 +41,7 @@ from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, instead_of, nearest
 from ..finetuning import FineTuner
 from ..graph import GraphBuilder, operators_of
-from ..losses import LossBlock, resolve_loss
+from ..losses import LOSSES, LossBlock, resolve_loss
 from ..models import MODELS, Builder, GraphModel, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from ..models.given import resolve_graph_model
@@ -48,7 +49,7 @@ from .call import Call, Examples, Split
 from .config import TrainingConfig, require_own_kind
 from .examples import graph_inputs, scaled
 from .fitted_state import FittedState
-from .outputs import scores_for
+from .outputs import is_own_loss, scores_for
 from .parameters import Parameters
 
 LONGEST_NAME = 40
@@ -62,12 +63,14 @@ def trainable_graph_of(
     joined: bool = False,
     several: Sequence[str] = (),
     whole_data: bool = False,
+    own_loss: str | None = None,
 ) -> tuple[TrainableModel, FittedModel | None]:
     """Return the trainable form of the user's model, and the description of a fitted model (None for others).
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
     concatenation of all outputs of the graph; ``several`` names the outputs that are trained together. With
-    ``whole_data``, the data of a network are one thing: see :mod:`.._model.whole_data`.
+    ``whole_data``, the data of a network are one thing: see :mod:`.._model.whole_data`. ``own_loss`` is the loss of the
+    estimator if the graph is to compute it.
     """
     model, output = without_program(given.graph), given.output
     if is_estimator(model):
@@ -88,6 +91,14 @@ def trainable_graph_of(
         )
     whole, layout = graph_by_rows(given, whole_data=whole_data)
     whole = in_training_mode(whole) if given.training_mode else whole
+    if own_loss is not None:
+        if whole.meta[LABELS] or is_fitted_graph(whole, output):
+            raise ModelError(
+                f"loss={own_loss!r} is for networks, and this graph is that of a fitted model (ai.onnx.ml)."
+            )
+        whole, output, rows, own = with_own_loss(whole, own_loss, output, LOSSES)
+        found = trainable_model(whole, output, foreign=True, losses=rows)
+        return replace(found, reference=whole, layout=layout, own_loss=own), None
     # A text network whose outputs are joined, or of which several are trained, is read like any other graph;
     # ``input_columns`` then refuses its text input.
     refuses_text = is_text_network(whole, output) and (joined or bool(several))
@@ -174,8 +185,11 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
     if is_estimator(given.graph):
         require_own_kind(estimator)
     joined = isinstance(estimator.loss, LossBlock)
+    own_loss = estimator.loss if isinstance(estimator.loss, str) and is_own_loss(estimator.loss) else None
     whole_data = estimator.batch_size is None
-    found, fitted = trainable_graph_of(given, has_text=holds_text(X), joined=joined, whole_data=whole_data)
+    found, fitted = trainable_graph_of(
+        given, has_text=holds_text(X), joined=joined, whole_data=whole_data, own_loss=own_loss
+    )
     if isinstance(fitted, FittedFile):
         fitted = fitted.for_task(classifies=is_classifier(estimator))
     if is_estimator(given.graph) and getattr(estimator, "class_weight", {}) is None:

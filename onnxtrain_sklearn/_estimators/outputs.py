@@ -70,7 +70,7 @@ from .._utils.cache import with_attributes
 from .._utils.typing import ClassWeight
 from ..exceptions import ModelError, warn
 from ..losses import LOSSES, DistributionLoss, Loss, Quantiles, resolve_loss
-from ..losses.base import LabelKind
+from ..losses.base import LabelKind, LossOfRows
 from .call import Examples, FitContext
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
@@ -183,8 +183,18 @@ class NumberTask(OutputTask):
         return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
 
 
+def is_own_loss(loss: object) -> bool:
+    """Return True if ``loss`` is to be an output of the graph: "output", or a name that is none of a loss."""
+    return isinstance(loss, str) and loss not in LOSSES
+
+
 def targets_declared_by(loss: object) -> Mapping[str, Target] | None:
-    """Return the targets that a loss declares by name; None if it takes labels or numbers, or is invalid."""
+    """Return the targets that a loss declares by name; None if it takes labels or numbers, or is invalid.
+
+    A loss that the graph computes declares none: its targets are inputs of the graph.
+    """
+    if is_own_loss(loss):
+        return {}
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return known.targets if isinstance(known, Loss) and isinstance(known.targets, Mapping) else None
 
@@ -586,7 +596,13 @@ def _output_of_declared(
     reference: ReferenceOutput | None,
 ) -> DecodedOutput:
     """Return the decoding of an output whose loss declares its targets, and takes scores of any shape."""
+    more: dict[str, Any]
     assert targets.declared is not None
+    if graph.own_loss is not None:
+        row = _score_row(graph, columns, device) if reference is None else reference.row_shape
+        losses = _score_columns(graph, columns, device)
+        more = {"declared": targets.declared, "n_targets": math.prod(row), "row_shape": row if len(row) > 1 else ()}
+        return DecodedOutput(graph, graph, Decoding("regression", "identity", losses, **more), reference)
     if "regression" not in loss.tasks:
         raise ValueError(f"loss={type(loss).__name__} declares its targets by name, so its tasks must be 'regression'.")
     if graph.link == "votes":
@@ -602,7 +618,7 @@ def _output_of_declared(
     loss.check_scores(row, targets.content)
     several_axes = row if len(row) > 1 else ()
     declared = targets.declared.with_scores(row)
-    more: dict[str, Any] = {"declared": declared, "distribution": _distribution(loss, graph)}
+    more = {"declared": declared, "distribution": _distribution(loss, graph)}
     decoding = Decoding("regression", link, math.prod(row), row_shape=several_axes, **more)
     return DecodedOutput(graph, graph, decoding, reference)
 
@@ -629,6 +645,8 @@ def scores_for(loss: Loss, targets: Targets) -> int:
 
 def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
     """Return the loss of an output. For a fitted model, the default is the loss that this model minimizes."""
+    if graph.own_loss is not None:
+        return LossOfRows()
     follows = isinstance(output_task.loss, str) and output_task.loss == output_task.default_loss
     return resolve_loss(fitted.loss if follows and fitted is not None else output_task.loss, graph.joined)
 

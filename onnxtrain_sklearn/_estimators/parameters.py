@@ -76,7 +76,12 @@ The loss to minimize: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an obje
 weighted by ``sample_weight``. For a fitted scikit-learn model, the default is the loss that this model
 minimizes, with its settings (quantile, margin), or the nearest one: the page on the
 losses of fitted models lists them. ``loss=SquaredError()`` or ``LogLoss()`` sets the default of other
-models.""", tunes=True),
+models.
+
+Any other name is an output of an ONNX graph that computes its loss itself, for ``OrtGradientRegressor``; "output"
+finds it: the output ``loss``, or the only one besides that of ``GraphModel(output=...)``. Inputs that only the loss
+reads are its targets, which ``y`` holds as a dict. A loss (N, ...) is of rows, a single number is of a minibatch,
+without ``sample_weight``.""", tunes=True),
     "optimizer": Parameter("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
 of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors of learning rate and weight

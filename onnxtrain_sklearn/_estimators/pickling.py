@@ -48,6 +48,7 @@ CLASSES: Mapping[str, str] = {
     "LowRank": "_model.weights",
     "Origin": "_fitted.fitted_model",
     "OutputForm": "_model.trainable",
+    "OwnLoss": "_model.own_loss",
     "Positions": "_model.links",
     "Start": "_estimators.fitted_state",
     "TargetRange": "_data.target_scale",

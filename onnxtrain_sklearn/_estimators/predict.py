@@ -29,7 +29,7 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
         return found
     check_is_fitted(estimator)
     state = estimator._state
-    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
+    columns = graph_inputs(estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
     require_no_nan(estimator, state, columns)
     result: np.ndarray = state.predictor(columns, with_scores=with_scores).run(columns, output=output)
     return result
@@ -38,7 +38,7 @@ def predicted(estimator: Any, X: MatrixLike, output: int, *, with_scores: bool) 
 def predicted_with_further(estimator: Any, X: MatrixLike) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return the prediction of a regressor, and the outputs of its graph that its loss adds, by name."""
     state = estimator._state
-    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
+    columns = graph_inputs(estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
     require_no_nan(estimator, state, columns)
     predictor = state.predictor(columns)
     prediction, *others = predictor.run_several(columns, range(len(predictor.outputs)))
@@ -49,7 +49,7 @@ def predicted_with_further(estimator: Any, X: MatrixLike) -> tuple[np.ndarray, d
 def chunk_rows(estimator: Any, X: MatrixLike, method: str) -> tuple[int, int]:
     """Return how many rows of data like ``X`` a method predicts at a time, and how many numbers a row has."""
     state = estimator._state
-    columns = graph_inputs(estimator, X, state.graph.inputs, state.fitted, reset=False)
+    columns = graph_inputs(estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
     with_scores = method == "decision_function" or (method == "predict_proba" and prediction_type(X) is np.float64)
     width = sum(math.prod(one.shape[1:]) for one in columns.values())
     return state.predictor(columns, with_scores=with_scores).chunk_rows(columns), max(1, width)
@@ -74,7 +74,7 @@ def plain_prediction(estimator: Any, X: object, output: int, *, with_scores: boo
     if not estimator.__sklearn_is_fitted__():
         return None
     state = estimator._state
-    inputs = state.graph.inputs
+    inputs = state.graph.inputs_of_X
     if (state.fitted is not None and state.fitted.table is not None) or len(inputs) != 1:
         return None
     (spec,) = inputs

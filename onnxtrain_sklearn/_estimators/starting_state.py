@@ -186,7 +186,7 @@ def complete_state(
     if isinstance(fitted, FittedFile):
         own_columns = columns
         if fitted.table is not None:  # training reads encoded columns, but the file reads X itself
-            own_columns = graph_inputs(context.estimator, context.call.X, state.graph.inputs, fitted, reset=False)
+            own_columns = graph_inputs(context.estimator, context.call.X, state.graph.inputs_of_X, fitted, reset=False)
         state.fitted = require_same_model(fitted, model, own_columns, state.predictions)
     elif fitted is not None:
         _require_equal_predictions(context, state, model, fitted)

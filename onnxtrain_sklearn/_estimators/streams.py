@@ -232,8 +232,10 @@ class GraphBlocks:
             columns = self._matrix(X)
             if columns is None:
                 with named_place(_place(self._stream.source, number), X):
-                    columns = graph_inputs(self._estimator, X, state.graph.inputs, state.fitted, reset=False)
-                columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs)
+                    columns = graph_inputs(self._estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
+                columns = (
+                    columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
+                )
             targets, weights = self._encoded(len(next(iter(columns.values()))), y, sample_weight)
             examples = scaled(Examples(columns, targets, weights), state.decoding.target_scale)
             return Block(trained_columns(state, examples), weights)
@@ -243,7 +245,7 @@ class GraphBlocks:
 
         The result is that of ``graph_inputs``, which takes four times as long as reading a small block.
         """
-        inputs, names = self._state.graph.inputs, getattr(self._estimator, "feature_names_in_", None)
+        inputs, names = self._state.graph.inputs_of_X, getattr(self._estimator, "feature_names_in_", None)
         if self._state.fitted is not None or names is None or getattr(X, "column_names", None) != names.tolist():
             return None
         if len(inputs) != 1 or inputs[0].dtype.kind != "f" or inputs[0].shape[1:] != (len(names),):

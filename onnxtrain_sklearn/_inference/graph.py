@@ -181,6 +181,9 @@ def inference_model(
         own = OutputNames()
         _append_outputs(op, graph, outputs, decoding, form, own, numbers, with_scores=with_scores, in_double=in_double)
     common.RemoveUnusedNodesPass()(result)
+    if graph.own_loss is not None and not with_scores:  # predictions read no targets
+        names_of_X = {spec.name for spec in graph.inputs_of_X}
+        ir_graph.inputs[:] = [value for value in ir_graph.inputs if value.name in names_of_X]
     infer_shapes(result)
     multiply_by_columns(result)
     for node in (v.producer() for v in ir_graph.outputs):  # restore types of sequences, which shape inference drops
@@ -262,9 +265,11 @@ def _append_outputs(
     final = given if graph.members is None else scores
     decision = raw_decision = final if graph.link == "votes" else scores
     if decoding.task == "regression":
-        if decoding.n_targets is not None:  # the first scores are the locations
+        if decoding.n_targets is not None and graph.own_loss is None:  # the first scores are the locations
             columns = op.Slice(_as_score_columns(op, scores), [0], [decoding.n_targets], [1])
             prediction: ir.Value | None = apply_link(op, decoding.link, columns)
+        elif graph.own_loss is not None:
+            prediction = given
         else:
             prediction = final if graph.link is None and decoding.link == "identity" else own
         prediction = apply_link(op, decoding.link, scores) if prediction is None else prediction

@@ -145,6 +145,7 @@ class Predictor:
         else:
             self._session = sessions.create_session(graph.content, device, threads=threads, options=session_options)
         self._run_session = sessions.session_runner(self._session)
+        self._inputs = {value.name for value in self._session.get_inputs()}
 
     def _with_inputs(self, model: ir.Model, sparse: Collection[str]) -> PredictionGraph:
         """Return the graph with inputs for the live parameters and for products with sparse rows."""
@@ -172,7 +173,8 @@ class Predictor:
             return every if rows is None else [result[rows] for result in every]
         for piece in self.pieces_of(columns, rows):
             chosen = piece if rows is None else rows[piece]
-            feeds = {name: column.rows(chosen) for name, column in columns.items() if name not in self._sparse}
+            read = {name: column for name, column in columns.items() if name in self._inputs}  # targets may lie beside
+            feeds = {name: column.rows(chosen) for name, column in read.items() if name not in self._sparse}
             sparse = {name: columns[name].sparse_rows(chosen) for name in self._sparse}
             for one, matrix in zip(self._products, self._matrices, strict=True):
                 multiplied = data_columns.multiplied_columns(sparse[one.input], one.factors)

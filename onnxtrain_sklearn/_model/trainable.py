@@ -33,6 +33,7 @@ from .batch_axis import infer_anew
 from .constants import narrow_weights, quantized_nodes, store_weights, verdicts
 from .fixed_batch import free_batch_axis
 from .modes import normalizes_by_batch, separate_running_statistics, separate_stored_statistics, use_running_statistics
+from .own_loss import OwnLoss
 from .precision import NOTHING_KEPT, KeptTypes, kept_types
 from .ranges import range_of
 from .roles import EXPORTER, Verdict
@@ -134,6 +135,8 @@ class TrainableModel:
         In a user's file: the names of the passes of ``_importers/load`` that changed it.
     layout : dict of str to int
         In a user's file: the axis of the rows, by the names of inputs and outputs for which it is not the first axis.
+    own_loss : OwnLoss or None
+        The loss that the graph computes itself: ``scores`` are then the losses of the rows, and some inputs targets.
     """
 
     model: ir.Model
@@ -161,6 +164,12 @@ class TrainableModel:
     doubtful: tuple[str, ...] = ()
     restored: tuple[str, ...] = ()
     layout: Mapping[str, int] = field(default_factory=dict)
+    own_loss: OwnLoss | None = None
+
+    @property
+    def inputs_of_X(self) -> tuple[TensorSpec, ...]:
+        """The inputs that X holds: all but the targets of a graph that computes its loss itself."""
+        return tuple(spec for spec in self.inputs if self.own_loss is None or spec.name not in self.own_loss.targets)
 
     @property
     def is_whole(self) -> bool:
@@ -240,6 +249,8 @@ class TrainableModel:
 
     def ignoring_activation(self) -> TrainableModel:
         """Return the model with the loss computed directly from its output."""
+        if self.own_loss is not None:
+            return self
         form = self.scores, self.link, self.log_output, self.paired, self.link_unproven
         if form == (self.output, None, False, False, False):
             return self
@@ -302,6 +313,7 @@ def trainable_model(
     foreign: bool = False,
     several: Sequence[str] = (),
     whole: bool = False,
+    losses: str | None = None,
 ) -> TrainableModel:
     """Prune ``source`` to the trained output, or to ``several``, and find its parameters.
 
@@ -322,6 +334,8 @@ def trainable_model(
         The trained outputs, instead of ``output``.
     whole : bool, default=False
         Whether the data are one thing, so that inputs have no axis of rows.
+    losses : str, optional
+        The output with the losses of the rows, if the graph computes its loss itself.
     """
     # A copy with a free batch axis, whose weights are initializers of the main graph.
     model = source.clone()
@@ -341,7 +355,7 @@ def trainable_model(
     finals = [_trained_output(graph, name, find) for name in wanted]
     every, forms = list[ir.Value](), list[OutputForm]()
     for final in finals:
-        name, activation = final.name or "", None if pairs is not None else activation_of(final)
+        name, activation = final.name or "", None if pairs or losses else activation_of(final)
         if activation is not None and foreign:
             # If weights lie between scores and output, training changes the function between them.
             weights = _foreign_parameters(graph, final)
@@ -349,6 +363,9 @@ def trainable_model(
         if pairs is not None:
             every.append(named[pairs])
             forms.append(OutputForm(name, pairs, "votes"))
+        elif losses is not None:
+            every.append(named[losses])
+            forms.append(OutputForm(name, losses, None))
         elif activation is None:
             every.append(final)
             forms.append(OutputForm(name, name, None))

@@ -151,7 +151,8 @@ def reference_output(
     reduced = multiply_by_columns(inference_form_of(whole, graph.output, fixed=graph.is_whole))
     if graph.is_whole:
         return _output_of_whole(model, graph, reduced, columns, device, n_rows)
-    columns, n = _inputs_of(reduced, columns, graph.output), len(next(iter(columns.values())))
+    with_targets, n = columns, len(next(iter(columns.values())))
+    columns = _inputs_of(reduced, columns, graph.output)
     sizes = next((dims(v) for v in whole.graph.outputs if v.name == graph.output), None)
     numbers_of_row = math.prod(d for d in (sizes or [])[1:] if isinstance(d, int))
     most = min(COMPARED_ROWS, COMPARED_NUMBERS // max(1, numbers_of_row))
@@ -162,6 +163,15 @@ def reference_output(
     file = require_exact_import(
         model, reduced, graph.joined, columns, rows, found, lambda some: predictor.run(columns, some)
     )
+
+    if graph.own_loss is not None and graph.own_loss.by_row and file is not None:
+        of_loss = Predictor(multiply_by_columns(inference_form_of(whole, graph.scores)), device, None)
+        with refusing("The graph does not run on the data"):
+            losses = of_loss.run(with_targets, rows)
+        other = require_exact_import(
+            model, whole, (), with_targets, rows, losses, lambda some: of_loss.run(with_targets, some), graph.scores
+        )
+        file = max(one for one in (file, other) if one is not None)  # the less complete of both
 
     # The first axis of the output must be the axis of the rows. It could be another axis of an input that has the same
     # size by chance. Then the predictor raises for another number of rows, unless the batch size is fixed.
@@ -537,6 +547,8 @@ def _compared_outputs(
 
     scores = as_rows(scores)
     if decoding.task == "regression":
+        if graph.own_loss is not None:
+            return [("predict()", ours(0), reference.numbers)]
         adds = decoding.n_targets is not None or (decoding.link != "identity" and graph.link != decoding.link)
         return [("its scores" if adds else "predict()", scores if adds else ours(0), reference.numbers)]
     if graph.link not in ("sigmoid", "softmax"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -150,6 +151,16 @@ class Loss(Component, ABC):
 
     def check_scores(self, row: tuple[int, ...], y: Any) -> None:
         """Raise ValueError where declared targets ``y`` do not suit scores whose rows have the shape ``row``."""
+
+
+class LossOfRows(Loss):
+    """The loss of a graph that computes it itself: its scores are the losses."""
+
+    tasks = frozenset({"regression"})
+    targets: Mapping[str, Target] = MappingProxyType({})
+
+    def __call__(self, op: GraphBuilder, scores: ir.Value, y: Any, link: Link) -> ir.Value:
+        return op.Identity(scores)
 
 
 class ClassificationLoss(Loss):

@@ -27,7 +27,8 @@ class GraphModel(Component):
         The model, as the estimators take it without settings.
     output : str or None, default=None
         The output to train. None: the first float output that depends on a float initializer. With
-        ``FineTuner(new_head=True)`` it may be any tensor inside the graph, which the new head then reads. To train
+        ``FineTuner(new_head=True)`` it may be any tensor inside the graph, which the new head then reads; with a loss
+        that the graph computes (``loss="output"``), any that predictions are to return. To train
         several outputs, use :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`, whose ``loss`` names them.
     output_kind : {"auto", "scores", "probabilities", "means"} or dict of str to str, default="auto"
         The content of the output. For several outputs, a dict by output; those that it lacks are "auto". ``fit`` runs
