@@ -124,6 +124,23 @@ class Console:
             yield
 
 
+@contextmanager
+def warnings_kept() -> Iterator[list[str]]:
+    """Yield a list to which each different warning is added besides being shown."""
+    told: list[str] = []
+    show = warnings.showwarning
+
+    def keep(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        is_of_library = issubclass(category, DeprecationWarning | PendingDeprecationWarning)
+        if not is_of_library and sentence(message) not in told:
+            told.append(sentence(message))
+        show(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = keep
+        yield told
+
+
 RunCommand: TypeAlias = Callable[[argparse.Namespace, Console], Outcome]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line with ``arguments``, by default the process's own, and return its exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = build_parser(given).parse_args(given)
+    options.command_line = shlex.join(["onnxtrain-sklearn", *given])
     name, console = options.command_name, Console(options.json, options.quiet)
     try:
         with console.warnings_in_a_line():

@@ -11,16 +11,14 @@ import json
 import math
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from sklearn import metrics
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
@@ -28,7 +26,6 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from .._data.inputs import WARNINGS
-from .._data.statistics import LabelCounts, Moments
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._fitted import skl2onnx_bridge
@@ -48,6 +45,7 @@ from .console import (
     parsed_settings,
     require_writable,
     sentence,
+    warnings_kept,
     write_model,
 )
 from .csv_format import as_record
@@ -65,8 +63,19 @@ from .model_option import (
     own_estimator,
 )
 from .predict import Output, runner_of
-from .report import Report, write_report
+from .report import Report, provenance, rarity, write_report
 from .rows import MOST_ROWS, AnyRows, Rows, Splits, is_large, rows_to_train
+from .scores import (
+    THRESHOLD_SCORES,
+    Trained,
+    assess,
+    baseline,
+    best_threshold,
+    calibration_of,
+    class_shares,
+    evaluate,
+    rare_classes,
+)
 from .tables import (
     MISSING_TEXT,
     TableTask,
@@ -103,34 +112,6 @@ DEFAULT_MODEL, DEFAULT_NETWORK = "realmlp", "mlp"
 """Default models. The first is the best on small tables; it takes too long on large ones."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A fitted estimator, and how it reads a table.
-
-    Attributes
-    ----------
-    predictor : estimator
-        The whole estimator, which may be a pipeline; it predicts from the results of ``prepare``.
-    net : estimator
-        The estimator of this package in it, with the losses of its epochs.
-    prepare : callable
-        Makes the input of ``predictor`` from a data frame.
-    columns : list of str
-        The columns that it reads, in their order.
-    missing_text : str
-        The text that stands for a missing one in the ONNX file.
-    earlier : int
-        Epochs of earlier fits that this training went on from.
-    """
-
-    predictor: Any
-    net: Any
-    prepare: Callable[[Any], Any]
-    columns: list[str]
-    missing_text: str = MISSING_TEXT
-    earlier: int = 0
-
-
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
     table_arguments(parser)
     add = parser.add_argument
@@ -149,7 +130,9 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--output", type=Path, default=Path("model.onnx"), metavar="FILE", help="default: %(default)s")
     add("--save", type=Path, metavar="FILE", help="a .joblib file of the trained estimator, which --model takes again")
-    add("--report", type=Path, metavar="FILE", help="a report with a picture: .html, or .md with a .png beside it")
+    add("--report", type=Path, metavar="FILE", help="a report: .html, or .md, a model card with pictures beside it")
+    best = "score of two classes for which the report names the best threshold; default: %(default)s"
+    add("--threshold-score", choices=list(THRESHOLD_SCORES), default="balanced_accuracy", help=best)
     add("--trust", nargs="+", default=[], metavar="TYPE", help="types in a skops file that may be loaded")
 
 
@@ -189,17 +172,28 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
 
     # Fit, write and compare.
     begun = time.monotonic()
-    trained = fit_option(
-        option, target.task, splits.train, splits.validation, settings, limit=limit, seed=options.seed, console=console
-    )
+    with warnings_kept() as told:
+        trained = fit_option(
+            option,
+            target.task,
+            splits.train,
+            splits.validation,
+            settings,
+            limit=limit,
+            seed=options.seed,
+            console=console,
+        )
     seconds = time.monotonic() - begun
     file = _write(trained, (splits.test or splits.train).sample(), splits, options.output, console)
 
     # Score, save and report.
     net, test = trained.net, splits.test
-    found = {"train": evaluate(trained, splits.train, target.task)}
+    shares = class_shares(splits.train) if target.task == "classification" else {}
+    positive = next(iter(shares)) if len(shares) == 2 else None
+    found = {"train": evaluate(trained, splits.train, target.task, positive)}
     if test is not None:
-        found["test"] = evaluate(trained, test, target.task)
+        found["test"] = evaluate(trained, test, target.task, positive)
+    threshold = best_threshold(found["test"], options.threshold_score) if test is not None else None
     record = {
         "model": option.text,
         "task": target.task,
@@ -214,8 +208,12 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         "epochs": net.n_iter_ - trained.earlier,
         "scores": {part: one.by_name() for part, one in found.items()},
         "baseline": {} if test is None else baseline(splits.train, test, target.task),
+        "rare_classes": rare_classes(shares),
+        "threshold": None if threshold is None else vars(threshold),
+        "warnings": told,
         "onnx": file,
         "seconds": seconds,
+        "provenance": provenance(splits.source.files, options),
     }
     if options.save is not None:
         import joblib
@@ -224,8 +222,16 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
         joblib.dump(trained.predictor, options.save)
         record["saved"] = {"path": str(options.save), "bytes": options.save.stat().st_size}
     if options.report is not None:
-        matrix = found["test"].confusion() if test is not None else None
-        written = write_report(Report(record, net, matrix), options.report, console)
+        matrix, calibration, assessment = None, None, None
+        if test is not None:
+            matrix, calibration = found["test"].confusion(), calibration_of(found["test"])
+            console.progress("The report compares with models of scikit-learn.")
+            assessment = assess(
+                trained, splits.train.sample(), test.sample(), target.task, positive=positive, seed=options.seed
+            )
+            record |= {"baselines": assessment.baselines, "verdict": assessment.verdict}
+            record["importances"] = {name: mean for name, (mean, _) in assessment.importances.items()}
+        written = write_report(Report(record, net, matrix, calibration, assessment), options.report, console)
         record["report"] = [str(path) for path in written]
     return Outcome(record, _summary(record), succeeded=file["difference"] is None or file["difference"] <= SAME)
 
@@ -242,6 +248,9 @@ def _summary(record: Record) -> list[str]:
     lines += [f"{part} ({record['rows'][part]} rows): {told(scores)}" for part, scores in record["scores"].items()]
     if record["baseline"]:
         lines.append(f"constant prediction: {told(record['baseline'])}")
+    lines += rarity(record)
+    if "verdict" in record:
+        lines.append(record["verdict"])
     file = record["onnx"]
     if not file["whole_pipeline"]:
         verdict = "the network alone, which takes preprocessed rows"
@@ -518,111 +527,6 @@ def prediction_difference(estimator: Estimator, X: MatrixLike, outputs: Mapping[
     if expected.dtype.kind != "f":
         return float(np.mean(got.astype(str) != expected.astype(str)))
     return float(np.max(np.abs(got - expected)) / max(1e-12, float(np.max(np.abs(expected)))))
-
-
-# Scores of a trained model, beside those of the best constant prediction.
-
-
-LARGEST_TABLE = 12
-"""Most classes for which the report has a confusion matrix."""
-
-
-class Scores:
-    """Scores of predictions, from all parts of the rows.
-
-    Parameters
-    ----------
-    task : {"classification", "regression"}
-    labels : sequence
-        The classes that a model knows, if it gives probabilities or its confusion matrix is asked for.
-    """
-
-    def __init__(self, task: TableTask, labels: Sequence[Any] = ()) -> None:
-        self._task, self._labels = task, list(labels)
-        self._n_rows = 0
-        self._counts: Counter[tuple[Any, Any]] = Counter()  # of pairs of true and predicted labels
-        self._log_loss: float | None = 0.0 if self._labels else None
-        self._moments, self._errors, self._squares = Moments(), 0.0, 0.0
-
-    def update(self, y: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray | None = None) -> None:
-        """Add the predictions for some rows."""
-        self._n_rows += len(y)
-        if self._task == "regression":
-            errors = np.abs(y.ravel() - predicted.ravel())
-            self._errors += float(errors.sum())
-            self._squares += float((errors**2).sum())
-            self._moments.update(y.reshape(-1, 1))
-            return
-        self._counts.update(zip(y.tolist(), predicted.tolist(), strict=True))
-        if probabilities is None or not set(np.unique(y)) <= set(self._labels):
-            self._log_loss = None
-        elif self._log_loss is not None:
-            shares = np.asarray(probabilities, np.float64)
-            shares = shares / shares.sum(axis=1, keepdims=True)  # in float32 they sum to 1 less closely
-            loss = metrics.log_loss(y, shares, labels=self._labels, normalize=False)
-            self._log_loss += float(loss)
-
-    def by_name(self) -> dict[str, float]:
-        """Return the scores by name."""
-        n_rows = self._n_rows
-        if self._task == "regression":
-            total = float((self._moments.deviation**2 * self._moments.weight)[0])
-            # As scikit-learn's r2_score: undefined for one row; of a constant target, 1 if all is predicted exactly.
-            if n_rows < 2:
-                r2 = math.nan
-            elif total:
-                r2 = 1 - self._squares / total
-            else:
-                r2 = float(not self._squares)
-            root = math.sqrt(self._squares / n_rows)
-            return {"r2": r2, "mean_absolute_error": self._errors / n_rows, "root_mean_squared_error": root}
-        rows, right = Counter[Any](), Counter[Any]()
-        for (label, predicted), count in self._counts.items():
-            rows[label] += count
-            right[label] += count * (label == predicted)
-        found = {
-            "accuracy": sum(right.values()) / n_rows,
-            # scikit-learn's balanced accuracy warns if a class is predicted that is not in y
-            "balanced_accuracy": float(np.mean([right[label] / rows[label] for label in rows])),
-        }
-        return found if self._log_loss is None else found | {"log_loss": self._log_loss / n_rows}
-
-    def confusion(self) -> tuple[list[Any], list[list[int]]] | None:
-        """Return labels and counts (true by predicted) for few classes."""
-        if not 2 <= len(self._labels) <= LARGEST_TABLE:
-            return None
-        return self._labels, [[self._counts[true, found] for found in self._labels] for true in self._labels]
-
-
-def evaluate(trained: Trained, rows: AnyRows, task: TableTask) -> Scores:
-    """Return the scores of a model on some rows."""
-    labels = np.asarray(trained.net.classes_).tolist() if task == "classification" else ()
-    scores = Scores(task, labels)
-    for part in rows.parts():
-        X = trained.prepare(part.frame)
-        require_probabilities = task == "classification" and hasattr(trained.predictor, "predict_proba")
-        probabilities = trained.predictor.predict_proba(X) if require_probabilities else None
-        scores.update(part.y, np.asarray(trained.predictor.predict(X)), probabilities)
-    return scores
-
-
-def baseline(train: AnyRows, test: AnyRows, task: TableTask) -> dict[str, float]:
-    """Return the score of the most frequent class, or of the mean, of the rows that were trained."""
-    if task == "regression":
-        moments = Moments()
-        for y in train.targets():
-            moments.update(y.reshape(-1, 1))
-        constant: Any = moments.mean[0]
-    else:
-        counts = LabelCounts()
-        for y in train.targets():
-            counts.update(y)
-        constant = counts.labels[np.argmax(counts.totals)]
-    scores = Scores(task)
-    for y in test.targets():
-        scores.update(y, np.full(len(y), constant))
-    found = scores.by_name()
-    return found if task == "regression" else {"accuracy": found["accuracy"]}
 
 
 TRAIN = Command(_train_arguments, _train, NOTES)
