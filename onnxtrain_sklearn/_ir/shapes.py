@@ -25,7 +25,7 @@ import onnx_ir as ir
 import onnx_ir.serde as serde
 
 from .._utils.untrusted_text import printable
-from .queries import attribute, dims, every_node, graphs_in, operand, reads
+from .queries import attribute, dims, every_node, graphs_in, kind, operand, reads
 from .shape_values import Dimension, Integers, is_complete, product_of_known
 
 # Inference of one node from its inputs and from integers that are known.
@@ -328,6 +328,8 @@ _NO_TENSORS = frozenset(
 )
 _TREES = frozenset({"TreeEnsembleClassifier", "TreeEnsembleRegressor"})
 _LISTS = ("nodes_", "class_", "target_")
+_OF_EQUAL_RESULTS = {"GroupNormalization": "InstanceNormalization", "com.microsoft.Inverse": "Identity"}
+"""Operators for which ONNX has no inference, each with one whose result has the same type and shape."""
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
@@ -352,12 +354,11 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 @contextmanager
 def _inferable(graph: ir.Graph) -> Iterator[None]:
     """Replace nodes, for the duration of ONNX's inference, that it does not know or that slow it down."""
-    # ONNX has no inference for GroupNormalization; InstanceNormalization has a result of the same shape.
-    groups = [node for node in every_node(graph) if node.op_type == "GroupNormalization" and not node.domain]
+    replaced = [(node, kind(node)) for node in every_node(graph) if kind(node) in _OF_EQUAL_RESULTS]
     # Inference copies the long attributes of tree ensembles twice and needs none.
     trees = [(node, list(node.attributes.items())) for node in graph if node.op_type in _TREES]
-    for node in groups:
-        node.op_type = "InstanceNormalization"
+    for node, name in replaced:
+        node.domain, node.op_type = "", _OF_EQUAL_RESULTS[name]
     for node, attributes in trees:
         for name, _ in attributes:
             if name.startswith(_LISTS) and not name.endswith("_as_tensor"):
@@ -365,8 +366,8 @@ def _inferable(graph: ir.Graph) -> Iterator[None]:
     try:
         yield
     finally:
-        for node in groups:
-            node.op_type = "GroupNormalization"
+        for node, name in replaced:
+            node.domain, _, node.op_type = name.rpartition(".")
         for node, attributes in trees:
             node.attributes.clear()
             node.attributes.update(attributes)

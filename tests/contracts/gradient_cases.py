@@ -77,8 +77,8 @@ def in_type(case, kind):
 
 
 def operators(case):
-    """Return the operators of a case's body."""
-    return set(re.findall(r"([A-Z]\w+)\s*[<(]", case.body))
+    """Return the operators of a case's body, those of other domains as in ``com.microsoft.Inverse``."""
+    return set(re.findall(r"((?:[a-z]\w*\.)*[A-Z]\w+)\s*[<(]", case.body))
 
 
 def extra_opset(one):
@@ -92,7 +92,9 @@ def model_of(case, opset, arrays, weighting, form):
     dims = {name: [str(d) for d in array.shape] for name, array in arrays.items()}
     if form == "dynamic":
         dims["x"][0] = "N"
-    head = f'<ir_version: 8, opset_import: ["": {opset}]> case ('
+    domains = {"": opset} | {name.rpartition(".")[0]: 1 for name in operators(case) if "." in name}
+    imports = ", ".join(f'"{domain}": {version}' for domain, version in domains.items())
+    head = f"<ir_version: 8, opset_import: [{imports}]> case ("
     signature = ", ".join(declaration(name, a, dims[name]) for name, a in arrays.items())
     start = store(case, onnx.parser.parse_model(f"{head}{signature}) => (float y) {{ {case.body} }}"), arrays, form)
     weights = declaration("weighting", weighting, dims_of_y(start, weighting))

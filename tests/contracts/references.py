@@ -1,4 +1,4 @@
-"""Operators in numpy, as the ONNX standard writes them, for its evaluator: in float64, with every setting."""
+"""Operators in numpy for ONNX's evaluator, in float64, with every setting: as the standard or onnxruntime says."""
 
 from __future__ import annotations
 
@@ -159,4 +159,11 @@ class Gelu(OpRun):
         return (x / 2 * (1 + np.vectorize(math.erf, otypes=[x.dtype.char])(x / np.sqrt(2))),)
 
 
-OPERATORS = [RNN, GRU, LSTM, DeformConv, Erf, Gelu]
+class Inverse(OpRun):
+    op_domain = "com.microsoft"
+
+    def _run(self, x):
+        return (np.linalg.inv(x),)
+
+
+OPERATORS = [RNN, GRU, LSTM, DeformConv, Erf, Gelu, Inverse]

@@ -85,7 +85,7 @@ def calls(table: str) -> dict[str, list[tuple[Case, str, list[str]]]]:
     """Return where the cases use an operator: the case, the text of the attributes, the inputs."""
     found: dict[str, list[tuple[Case, str, list[str]]]] = {}
     for one in cases(table):
-        for operator, attributes, inputs in re.findall(r"(\w+)\s*(?:<([^<>]*)>)?\s*\(([^()]*)\)", one.body):
+        for operator, attributes, inputs in re.findall(r"([\w.]+)\s*(?:<([^<>]*)>)?\s*\(([^()]*)\)", one.body):
             found.setdefault(operator, []).append((one, attributes, [name.strip() for name in inputs.split(",")]))
     return found
 

@@ -112,6 +112,8 @@ def test_a_default_that_is_written_down_is_no_setting(engine):
 @pytest.mark.parametrize(("name", "known"), KNOWN)
 def test_declared_attributes_exist_in_the_standard(name, known):
     """A name that no version of the operator has would be a slip of the pen."""
+    if "." in name:
+        pytest.skip("the standard has no operators of other domains")
     own = [s for s in SCHEMAS if s.name == name]
     assert known.values.keys() <= {a for s in own for a in s.attributes}
     assert known.inputs <= max(s.max_input for s in own) or known.inputs == ANY

@@ -1,8 +1,8 @@
-"""Gradient rules of matrix products (Gemm, MatMul, Einsum) and of the cross-entropy operators."""
+"""Gradient rules of matrix products (Gemm, MatMul, Einsum), of the inverse, and of the cross-entropy operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from string import ascii_letters
 from typing import TypeAlias
@@ -47,7 +47,7 @@ def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
     lead: Dims = [None] * (rank - 2) if y is None else y[: rank - 2]
 
     def of_left() -> ir.Value:
-        product = _prevent_fusion(r, lambda value: op.MatMul(g, value), _transposed_matrices(r, b, len(columns)))
+        product = _product(r, g, _transposed_matrices(r, b, len(columns)))
         return _reduce(r, product, [*lead, *rows[-2:]], 0, len(left) == 1)
 
     def of_right() -> ir.Value:
@@ -55,21 +55,30 @@ def _matmul_rule(r: Reverse) -> Sequence[Thunk]:
         if len(columns) == 2 and len(rows) > 2 and all(isinstance(d, int) for d in (rows[-1], columns[-1])):
             flat = op.Gemm(op.Reshape(a, [-1, rows[-1]]), op.Reshape(g, [-1, columns[-1]]), transA=1)
             return op.Squeeze(flat, axes=[1]) if len(right) == 1 else flat
-        product = _prevent_fusion(r, lambda value: op.MatMul(value, g), _transposed_matrices(r, a, len(rows)))
+        product = _product(r, _transposed_matrices(r, a, len(rows)), g)
         return _reduce(r, product, [*lead, *columns[-2:]], 1, len(right) == 1)
 
     return of_left, of_right
 
 
-def _prevent_fusion(r: Reverse, product: Callable[[ir.Value], ir.Value], transposed: ir.Value) -> ir.Value:
-    """Keep Transpose and MatMul apart: onnxruntime-training 1.19 fuses them to an operator without float64."""
-    if r.op.dtype is not ir.DataType.DOUBLE:
-        return product(transposed)
-    return r.op.Neg(product(r.op.Neg(transposed)))
+def _product(r: Reverse, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Return a product, of float64 with both operands negated.
+
+    onnxruntime-training 1.19 fuses a Transpose before a MatMul to an operator without float64; a Neg keeps them apart.
+    """
+    if r.op.dtype is ir.DataType.DOUBLE:
+        a, b = r.op.Neg(a), r.op.Neg(b)
+    return r.op.MatMul(a, b)
 
 
 def _transposed_matrices(r: Reverse, value: ir.Value, rank: int) -> ir.Value:
     return r.op.Transpose(value, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _inverse_rule(r: Reverse) -> Sequence[Thunk]:
+    """Return ``-Y' g Y'``, because ``dY = -Y dX Y``: https://people.maths.ox.ac.uk/gilesm/files/NA-08-01.pdf."""
+    transposed = _transposed_matrices(r, r.y, r.rank())
+    return [lambda: r.op.Neg(_product(r, transposed, _product(r, r.g, transposed)))]
 
 
 def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool) -> ir.Value:
@@ -237,6 +246,7 @@ RULES: dict[str, GradientRule] = {
     "Einsum": Supported(_einsum_rule, "equation", inputs=ANY),
     "Gemm": Supported(_gemm_rule, "alpha beta transA transB", inputs=3),
     "MatMul": Supported(_matmul_rule, inputs=2),
+    "com.microsoft.Inverse": Supported(_inverse_rule),
     "NegativeLogLikelihoodLoss": Supported(partial(_loss_rule, False), _LOSS_SETTINGS, inputs=3),
     "SoftmaxCrossEntropyLoss": Supported(partial(_loss_rule, True), _LOSS_SETTINGS, inputs=3, outputs=2, cotangents=2),
 }
