@@ -1,7 +1,8 @@
 """Tasks on a cluster: submit them, wait for them, and say what failed.
 
 Waiting ends with an error when the scheduler, or all workers that run tasks, have been missing for :data:`PATIENCE`
-seconds, when a worker has run out of memory several times, or when the caller's timeout is over.
+seconds, when the scheduler has been silent for :data:`SILENCE` seconds, when a worker has run out of memory several
+times, or when the caller's timeout is over.
 """
 
 from __future__ import annotations
@@ -18,6 +19,14 @@ from ..exceptions import ClusterError, DivergenceError, ModelError
 
 PATIENCE = 20.0
 """Seconds without a worker that runs tasks after which waiting ends."""
+
+SILENCE = 60.0
+"""Seconds without an answer of a connected scheduler after which waiting ends.
+
+A scheduler reads the first task in its event loop, which imports this package, and answers nothing until then: for 9
+seconds on a machine with eight processes a core, and longer if the files come over a network. A dead scheduler closes
+its connection, and is noticed after :data:`PATIENCE`.
+"""
 
 FULL_MEMORIES = 2
 """Deaths of workers with full memory after which a task is given up. Dask waits for four deaths, of any cause."""
@@ -99,15 +108,13 @@ class Cluster:
     @property
     def n_workers(self) -> int:
         """Workers that are there now; waits for the first one."""
-        watch, began = _Watch(self.client), time.monotonic()
+        watch = _Watch(self.client)
         try:
             while True:
                 if watch.workers:
                     return len(watch.workers)
                 if (reason := watch.hopeless()) is not None:
                     raise ClusterError(reason)
-                if time.monotonic() - began > 2 * PATIENCE:
-                    raise ClusterError(f"The scheduler has not answered for {2 * PATIENCE:.0f} seconds.")
                 time.sleep(0.02)
         finally:
             watch.stop()
@@ -176,11 +183,10 @@ class _Watch:
     def __init__(self, client: Any) -> None:
         self._client, self._stopped = client, threading.Event()
         self.workers: dict[str, str] = {}
-        self._answered = False
         self._full: list[float] = []
         self._before: float | None = None
         self._asked = -math.inf
-        self._hopeful = time.monotonic()
+        self._hopeful = self._replied = time.monotonic()  # the last time with a worker, and with an answer or an error
         self._last: str | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -198,9 +204,10 @@ class _Watch:
                 if self._before is None:
                     self._before = max(self._full, default=0.0)
                 self.workers = {address: one.get("status", "running") for address, one in known.items()}
-                self._last, self._answered = None, True
+                self._last = None
                 if "running" in self.workers.values():
                     self._hopeful = time.monotonic()
+            self._replied = time.monotonic()
             self._stopped.wait(0.5)
 
     def deaths_of_memory(self, futures: Sequence[Future]) -> list[int]:
@@ -235,15 +242,15 @@ class _Watch:
         """Return why no task will be finished; None while there is hope."""
         if self._client.status in ("closed", "closing"):
             return "the client was closed."
-        if time.monotonic() - self._hopeful < PATIENCE:
-            return None
-        for_seconds = f"for {PATIENCE:.0f} seconds"
+        now, for_seconds = time.monotonic(), f"for {PATIENCE:.0f} seconds"
         if self._client.status != "running":
-            return f"the scheduler has not been reached {for_seconds}."
+            return f"the scheduler has not been reached {for_seconds}." if now - self._hopeful >= PATIENCE else None
+        if now - self._replied >= SILENCE:
+            return f"the scheduler has not answered for {SILENCE:.0f} seconds."
+        if self._replied - self._hopeful < PATIENCE:  # silence says nothing about workers
+            return None
         if self._last is not None:
             return f"{self._last.rstrip('.')}, {for_seconds}."
-        if not self._answered:
-            return f"the scheduler has not answered {for_seconds}."
         if not self.workers:
             return f"there has been no worker {for_seconds}. Start workers, and call fit again."
         return (

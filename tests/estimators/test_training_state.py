@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -189,6 +190,19 @@ def test_warm_start_goes_on_from_the_state_of_a_fit():
     assert_same(trained.fit(X, LABELS), other.fit(X, LABELS))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_state_of_lbfgs_goes_on_to_the_same_bits(engine):
+    """L-BFGS has no partial_fit, and a call of fit begins with an empty history of gradients, so it goes on by fit."""
+    if engine == "compiled":
+        pytest.importorskip("llvmlite")
+    settings = {"optimizer": LBFGS(), "max_iter": 5, "warm_start": True, "engine": engine}
+    trained = classifier(**settings).fit(X, LABELS)
+    other = classifier(**settings).initialize(X, LABELS).load_training_state(through_file(trained.training_state()))
+    assert_same(trained, other)
+    assert_same(trained.fit(X, LABELS), other.fit(X, LABELS))
+    assert trained.n_iter_ > 5
+
+
 def test_memories_of_callbacks_and_history_are_part_of_the_state():
     settings = {"callbacks": [LearningRateFinder(steps=12), EpochScoring("accuracy", on="train")], "max_iter": 3}
     trained = classifier(**settings).fit(X, LABELS)
@@ -309,6 +323,35 @@ def test_another_process_goes_on_to_the_same_bits(tmp_path):
     arguments = [sys.executable, "-c", SCRIPT, str(tmp_path), *engines]
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == expected
+
+
+PREPARED = textwrap.dedent("""
+    import hashlib, sys
+    import numpy as np
+    from onnxtrain_sklearn import MLP, OrtGradientClassifier
+    data = np.load(sys.argv[1])
+    for engine in sys.argv[2:]:
+        net = OrtGradientClassifier(MLP((6,), dropout=0.2), random_state=0, engine=engine)
+        net.initialize(data["X"], data["y"])
+        for graph in (net.to_onnx(), net.to_training_onnx()):
+            print(hashlib.sha256(graph.SerializeToString()).hexdigest())
+        print(net.training_state()["graph"])
+""")
+
+
+@pytest.mark.long
+def test_two_processes_prepare_the_same_bytes_of_the_graph(tmp_path):
+    np.savez(tmp_path / "data.npz", X=X, y=LABELS)
+    engines = [*available_engines(), *(["compiled"] if can_compile() else [])]
+    arguments = [sys.executable, "-c", PREPARED, str(tmp_path / "data.npz"), *engines]
+    found = [
+        subprocess.run(
+            arguments, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for seed in ("1", "2")
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) == 3 * len(engines)
 
 
 # Several outputs.

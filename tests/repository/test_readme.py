@@ -6,6 +6,7 @@ A block of text right after one shows what it prints.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def wording(text: str) -> tuple[list[str], list[float]]:
 def test_code_runs(page, tmp_path, monkeypatch, capsys):
     if page.name in NEEDS:
         pytest.importorskip(NEEDS[page.name])
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # Spark's workers run the python3 of the path
     if any("import dask" in code for _, code in blocks(page)):
         pytest.importorskip("distributed")
     monkeypatch.chdir(tmp_path)
