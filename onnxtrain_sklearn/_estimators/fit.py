@@ -43,7 +43,7 @@ from ..callbacks.base import State
 from ..exceptions import DivergenceError, warn
 from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
-from .config import TrainingConfig, default_alpha
+from .config import TrainingConfig, default_alpha, factor_for_tails
 from .describe import announce
 from .examples import batches_for, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
@@ -257,7 +257,11 @@ def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examp
     # sample weights: twice the weights are twice the rows, on which the penalty matters half as much. Of other weights
     # the scale is arbitrary; their mean cancels it. No rule does both for equal whole weights.
     scale = 1.0 if (weights == np.round(weights)).all() else float(weights.mean())
-    return scale * default_alpha(estimator, config, examples.targets.task, n_rows)
+    alpha = scale * default_alpha(estimator, config, examples.targets.task, n_rows)
+    if alpha and examples.targets.task == "regression" and call.stream is None:
+        values = examples.targets.values if examples.weights is None else examples.targets.values[examples.weights > 0]
+        alpha *= factor_for_tails(values, weights)
+    return alpha
 
 
 # Make the epoch loop of a call: its minibatches, its step, the score of the validation rows, its callbacks.

@@ -111,7 +111,8 @@ Strength of the penalty on weights, not biases (parameters of rank 2 and more), 
 ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by the sum of the sample weights of the minibatch.
 "auto": in ``fit``, for an :class:`~onnxtrain_sklearn.MLP` with hidden layers and the default loss, 2 for labels
 and 10 for scaled numbers, times the share of the rows of a step in all rows. An epoch then has the penalty of
-``LogisticRegression(C=0.5)``, which matters on up to some thousand rows. Weights that are whole numbers count
+``LogisticRegression(C=0.5)``, which matters on up to some thousand rows. Numbers in memory with a heavy tail, such as
+counts, have up to four times as much: times their skewness, if it is above 1. Weights that are whole numbers count
 rows: a row of weight two is two rows. Of other weights only the ratios matter. It is 0 for all other models and
 losses, as for given and fitted models, whose weights are not to move towards zero, in ``partial_fit``, which does
 not know the total number of rows, and in exported training graphs.""",

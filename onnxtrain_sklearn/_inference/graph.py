@@ -543,6 +543,8 @@ def averaged_predictions(
     if task == "regression":
         # Average the differences from the first prediction, so that the mean of equal predictions is exact.
         first, *others = (result[-1] for result in results)
+        if not others:
+            return [first]
         differences = [op.Sub(other, first) for other in others]
         total = differences[0]
         for difference in differences[1:]:

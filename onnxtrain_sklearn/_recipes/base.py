@@ -162,6 +162,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     _drops_constants: ClassVar[bool]
     _early_stopping: ClassVar[bool | str]
     _watches_loss: bool = False  # True: the loss of held-out rows chooses the epoch by default
+    _linear_part: bool | str = False  # "auto": where it can be fitted
     classes_: np.ndarray
     n_outputs_: int
     loss_curves_: list[list[float]]
@@ -305,6 +306,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             partial(tasks.fit, count=count),
             self._validation_rows(validation, examples),
             partial(tasks.is_over, count),
+            recipe._mixes_linear(examples, held_out=choice is not None or validation is not None),
         )
         trained = train_members(recipe._members(examples, choice), training, examples, place)
         # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
@@ -328,6 +330,21 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         if examples.classes is not None:
             self.classes_, self._task = examples.classes, examples.task
         return trained.interrupted
+
+    def _mixes_linear(self, examples: Examples, *, held_out: bool) -> bool:
+        """Return True if a linear model is mixed with each network; raise if it is asked for and cannot be fitted."""
+        needs = {
+            "held-out rows: set validation_split, 0.2 for example, or give X_val and y_val": held_out,
+            "a table of at most buffer_rows rows": isinstance(examples, TableExamples),
+            "one label a row": examples.task != "multilabel",
+            "targets without missing numbers": not (
+                isinstance(examples, TableExamples) and examples.targets.lacks_labels
+            ),
+        }
+        missing = [need for need, met in needs.items() if not met]
+        if self._linear_part is True and missing:
+            raise ValueError(f'linear_part=True needs {missing[0]}. Or set linear_part="auto" or False.')
+        return bool(self._linear_part) and not missing
 
     def _validation_rows(self, validation: Validation | None, examples: Examples) -> ValidationRows | None:
         """Return the function that prepares the rows of ``X_val`` for a network, with their targets and weights."""

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_consistent_length
 
 from .._data.class_weight import weights_of_classes
 from .._data.held_out import RowsToSplit, ValidationSplit, is_share, named_splits
-from .._data.targets import Targets, require_all_numbers
+from .._data.targets import Targets, class_targets, regression_targets, require_all_numbers
 from .._estimators.call import digest_of_targets
 from .._estimators.files import exported_training, untrained_state
 from .._estimators.parameters import SET, call_with_teardown, is_propagated, set_callbacks_of
@@ -42,6 +42,7 @@ from ..callbacks.base import TrainingInProgress
 from ..callbacks.monitoring import TimeLimit
 from ..exceptions import warn
 from ..runtime import resolve_runtime
+from .linear_part import HeldOut, LinearModel, share_of_linear
 from .preprocessing import Preprocessing, Scaling, fit_preprocessing
 from .raw_table import RawTable, categorical_columns, read_table, warn_of_columns
 
@@ -105,6 +106,8 @@ class MemberTraining:
         Returns the rows that the user gives to score the network, given its preprocessing and the place to run it.
     is_over : callable
         Returns True if no time is left for a further network.
+    mixes_linear : bool
+        Whether a linear model is mixed with each network, where rows are held out.
     """
 
     early_stopping: bool | str
@@ -112,6 +115,7 @@ class MemberTraining:
     fit: Callable[[Network, Any, Any, dict[str, Any]], None]
     validation: ValidationRows | None
     is_over: Callable[[], bool]
+    mixes_linear: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +204,7 @@ def train_members(
     After an interrupt, the graph holds the members that were trained by then, the interrupted one included; without
     any, the interrupt is raised.
     """
-    interrupted, begun = None, list[PreparedMember]()
+    interrupted, begun, linear, held_out = None, list[PreparedMember](), list[LinearModel](), list[HeldOut]()
     try:
         for member in members:
             network = member.network
@@ -214,6 +218,13 @@ def train_members(
                 settings["classes"] = examples.classes
             begun.append(member)  # before its training, so that an interrupt keeps the epochs that it trained
             training.fit(network, X, y, settings)
+            if training.mixes_linear:
+                codes, outputs = member.preprocessing.code_columns, _n_outputs(network, examples)
+                weights = settings["sample_weight"]
+                own = LinearModel.fit(examples.task, X, _encoded(examples, y), weights, codes, outputs)
+                linear.append(own)
+                if "X_val" in settings:
+                    held_out.append(_held_out_by(network, own, examples, settings))
             if training.is_over():
                 break
     except KeyboardInterrupt as error:
@@ -222,8 +233,35 @@ def train_members(
         if not begun:
             raise
     models = [Member(one.preprocessing, one.network._state.graph_to_predict()) for one in begun]
+    if linear and len(linear) == len(begun):  # after an interrupt, the last network lacks one
+        rows = [len(one.y) for one in held_out]
+        n_rows = sum(rows) if training.validation is None else max(rows)  # given ones are the same for each network
+        share = share_of_linear(examples.task, held_out, n_rows)
+        models = [replace(one, linear=own, share=share) for one, own in zip(models, linear, strict=True)]
     model, networks = assembled(models, examples.task, examples.classes), [one.network for one in begun]
     return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
+
+
+def _held_out_by(network: Network, model: LinearModel, examples: Examples, settings: Mapping[str, Any]) -> HeldOut:
+    """Return the held-out rows of a network, as the network and the linear model predict them."""
+    X, y, weights = np.asarray(settings["X_val"]), _encoded(examples, settings["y_val"]), settings["sample_weight_val"]
+    kept = np.isfinite(y.reshape(len(y), -1)).all(axis=1)
+    X, y, weights = X[kept], y[kept], None if weights is None else np.asarray(weights, float)[kept]
+    found = network.predict(X) if examples.task == "regression" else network.predict_proba(X)
+    return HeldOut(y, weights, found.reshape(len(y), -1), model.predict(X))
+
+
+def _encoded(examples: Examples, y: Any) -> np.ndarray:
+    """Return targets, as a network takes them, as class indices (N,) or numbers (N, n_outputs)."""
+    if examples.classes is not None:
+        return class_targets(y, examples.classes).values
+    values = regression_targets(y, allow_missing=True).values
+    return values.reshape(len(values), -1)
+
+
+def _n_outputs(network: Network, examples: Examples) -> int:
+    """Return the number of classes, or of numbers a row."""
+    return int(network.n_outputs_) if examples.classes is None else len(examples.classes)
 
 
 # Callbacks of a recipe, as scikit-learn's protocol (``sklearn.callback``) has them: each network is a subtask.
@@ -462,10 +500,16 @@ class Member:
     preprocessing : Preprocessing
     model : bytes
         The inference graph of the network: a matrix to the predictions, or to label and probabilities.
+    linear : LinearModel or None
+        The linear model that is mixed with it.
+    share : float
+        The weight of the linear model's predictions.
     """
 
     preprocessing: Preprocessing
     model: bytes
+    linear: LinearModel | None = None
+    share: float = 0.0
 
 
 def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None = None) -> ir.Model:
@@ -474,14 +518,18 @@ def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None 
     Several members are averaged: their predictions, or their probabilities, which give the labels.
     """
     op = members[0].preprocessing.new_graph()
-    results = []
+    results = list[Sequence[ir.Value]]()
     for i, member in enumerate(members):
         matrix, network = member.preprocessing.emit(op), from_bytes(member.model).graph
         for domain, version in network.opset_imports.items():
             op.graph.opset_imports.setdefault(domain, version)
         # Weights keep their names, after the number of the network if there are several.
-        results.append(append_graph(op, network, [matrix], f"{i}." if len(members) > 1 else ""))
-    outputs = results[0] if len(members) == 1 else averaged_predictions(op, results, task, classes)
+        outputs: Sequence[ir.Value] = append_graph(op, network, [matrix], f"{i}." if len(members) > 1 else "")
+        if member.linear is not None:
+            outputs = [member.linear.mixed(op, matrix, outputs[-1], member.share)]
+        results.append(outputs)
+    several = len(members) > 1 or members[0].linear is not None
+    outputs = averaged_predictions(op, results, task, classes) if several else results[0]
     names = ["variable"] if task == "regression" else ["label", "probabilities"]
     for name, value in zip(names, outputs, strict=True):
         value.name = op.taken.free(name)

@@ -19,6 +19,7 @@ LABELS, NUMBERS = (X[:, 0] > 0.5).astype(int), X[:, 1] + X[:, 2]
 @pytest.mark.long
 def test_a_small_table_trains_five_networks_of_128_units_in_64_epochs():
     settings = {"variant": "td-s", "n_ensembles": 5, "hidden_layer_sizes": (128, 128, 128), "max_iter": 64}
+    settings["linear_part"] = True
     rows = X[:60]
     ours = RealMLPRegressor(random_state=0).fit(rows, NUMBERS[:60])
     explicit = RealMLPRegressor(**settings, random_state=0).fit(rows, NUMBERS[:60])
@@ -28,17 +29,27 @@ def test_a_small_table_trains_five_networks_of_128_units_in_64_epochs():
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [RealMLPClassifier, RealMLPRegressor])
-def test_rows_from_two_thousand_on_train_as_the_authors_do(kind):
+def test_rows_from_two_thousand_on_train_as_the_authors_do_but_for_probabilities(kind):
     y = LABELS if kind is RealMLPClassifier else NUMBERS
     auto = kind(hidden_layer_sizes=4, max_iter=2, random_state=0)
     of_authors = clone(auto).set_params(variant="td", n_ensembles=1)
     if kind is RealMLPClassifier:
-        of_authors.set_params(label_smoothing=0.1, scoring="accuracy")
+        of_authors.set_params(label_smoothing=0.0, scoring="neg_log_loss")
     assert_array_equal(auto.fit(X, y).predict(X), of_authors.fit(X, y).predict(X))
     assert auto.loss_curves_ == of_authors.loss_curves_
     assert len(auto.fit(X[1:], y[1:]).loss_curves_) == 5
     weights = np.arange(2000) > 0  # a row of weight zero does not count
     assert len(auto.fit(X, y, sample_weight=weights).loss_curves_) == 5
+
+
+def test_an_explicit_variant_has_smoothing_and_the_accuracy_of_its_authors():
+    given, named = (
+        RealMLPClassifier("td", hidden_layer_sizes=8, max_iter=9, random_state=0, **settings)
+        for settings in ({}, {"label_smoothing": 0.1, "scoring": "accuracy"})
+    )
+    assert_array_equal(given.fit(X, LABELS).predict_proba(X), named.fit(X, LABELS).predict_proba(X))
+    other = clone(named).set_params(label_smoothing=0.0).fit(X, LABELS)
+    assert np.abs(other.predict_proba(X) - given.predict_proba(X)).max() > 0.01
 
 
 def test_an_explicit_variant_is_that_of_the_authors_on_few_rows():
@@ -55,7 +66,7 @@ def test_parameters_stay_as_given_and_others_may_be_set():
 
 
 def test_the_least_loss_on_held_out_rows_chooses_the_epoch():
-    classifier = RealMLPClassifier(n_ensembles=1, random_state=0)
+    classifier = RealMLPClassifier(n_ensembles=1, linear_part=False, random_state=0)
     noisy = np.where(RNG.uniform(size=100) < 0.3, 1 - LABELS[:100], LABELS[:100])
     classifier.fit(X[:100], noisy)
     losses = [row["validation_loss"] for row in classifier.history_]

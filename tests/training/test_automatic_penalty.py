@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy.stats import skew
 
 from onnxtrain_sklearn import MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
 
@@ -96,6 +97,45 @@ def test_numbers_have_a_penalty_of_ten_in_units_of_their_deviation():
     regressor = OrtGradientRegressor(MLP((5,)), **STILL).fit(X, NUMBERS)
     error = np.mean((regressor.predict(X) - NUMBERS) ** 2) / NUMBERS.var()
     assert_allclose(regressor.loss_, error + 10 / 2 * squares(regressor) / 400, rtol=1e-5)
+
+
+TAILS = RNG.exponential(size=400) ** 1.2  # between 1 and 4
+COUNTS = RNG.poisson(np.exp(2 * RNG.normal(size=400)))  # above 4
+
+
+@pytest.mark.parametrize("weights", [None, RNG.randint(0, 4, 400)], ids=["equal", "repeats"])
+@pytest.mark.parametrize(
+    "y", [NUMBERS, TAILS, -TAILS, COUNTS, np.column_stack([NUMBERS, TAILS, COUNTS])], ids=["normal", "right", "left",
+    "far", "several"]
+)  # fmt: skip
+def test_heavy_tails_have_the_penalty_times_their_skewness(y, weights):
+    repeats = np.ones(400, int) if weights is None else weights
+    factors = np.clip(np.abs(skew(np.repeat(y, repeats, axis=0), axis=0)), 1, 4)
+    regressor = OrtGradientRegressor(MLP((5,)), batch_size=100, **STILL).fit(X, y, sample_weight=weights)
+    rows = np.count_nonzero(repeats)
+    assert regressor.describe().alpha == pytest.approx(10 * 100 / rows * np.mean(factors), rel=1e-6)
+
+
+def test_missing_numbers_do_not_count_in_the_skewness():
+    known = np.arange(400) % 3 > 0
+    second = np.random.RandomState(4).exponential(size=400)
+    found = []
+    for numbers in (NUMBERS, np.where(known, second, 1e6)):
+        y = np.column_stack([NUMBERS, numbers])
+        y[~known, 1] = np.nan
+        found.append(OrtGradientRegressor(MLP((5,)), batch_size=400, **STILL).fit(X, y).describe().alpha)
+    assert 1.2 < skew(second[known]) < 3.9
+    assert found[1] / found[0] == pytest.approx((1 + skew(second[known])) / 2, rel=1e-6)
+
+
+def test_a_heavy_tail_beside_noise_is_followed_less():
+    rng = np.random.RandomState(2)
+    train, test = rng.normal(size=(2, 200, 10)).astype(np.float32)
+    y_train, y_test = (np.exp(part[:, 0] + 1.5 * rng.normal(size=200)) for part in (train, test))
+    found = [
+        OrtGradientRegressor(alpha=a, random_state=0).fit(train, y_train).score(test, y_test) for a in ("auto", 10)
+    ]
+    assert found[0] > found[1] + 0.05
 
 
 @pytest.mark.parametrize(
