@@ -681,10 +681,12 @@ def decoding_for(
     of_pairs = graph.link == "votes"  # one-vs-one: a score for each pair of classes
     wanted = scores_for(loss, targets)
     if wanted != targets.n_scores and n_scores != wanted:
+        exported = n_scores == targets.n_scores and type(loss).further_predictions is not Loss.further_predictions
+        advice = " A file of to_onnx() holds predictions, not these scores: go on with the estimator that wrote it"
         raise ValueError(
             f"loss={type(loss).__name__} takes {wanted} scores for y with {targets.n_scores} "
             f"{'column(s)' if targets.task == 'regression' else 'classes'}, but the graph's output has {n_scores} "
-            f"column(s)."
+            f"column(s).{f'{advice} (pickle, partial_fit, warm_start).' if exported else ''}"
         )
     if wanted != targets.n_scores:
         task: Task = targets.task

@@ -45,7 +45,7 @@ from .call import Call, Examples, generator_of
 from .config import TrainingConfig
 from .examples import graph_inputs, scaled, trained_columns
 from .fitted_state import FittedState
-from .outputs import OutputTask, require_one_label, weighted_targets
+from .outputs import OutputTask, is_own_loss, require_one_label, targets_declared_by, weighted_targets
 from .predict import chunk_rows
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class Stream:
         Moments of numeric targets, by scaling method and by whether it centers.
     extremes : Extremes
         The smallest and largest numeric targets.
+    sampled : mapping of str to ndarray or None
+        Targets of the sample, if the loss declares them by name.
     """
 
     source: Any
@@ -99,6 +101,7 @@ class Stream:
     block_means: list[float] | None = field(default_factory=list)
     extremes: Extremes = field(default_factory=Extremes)
     moments: dict[tuple[TargetScaling, bool], Moments] = field(default_factory=dict)
+    sampled: Mapping[str, np.ndarray] | None = None
 
     def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
         """Return a mask of the rows that affect training, because their weights are above zero."""
@@ -184,10 +187,23 @@ class Stream:
             if targets.lacks_labels and not ignores:
                 raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
             if isinstance(loss, Loss):
-                loss.check_targets(targets.content)
+                self._check(loss, targets)
+                if decoding.declared is not None:
+                    loss.check_scores(decoding.declared.score_row, targets.content)
             return targets, weights
 
         return encoded
+
+    def _check(self, loss: Loss, targets: Targets) -> None:
+        """Raise ValueError if the loss is not defined for the targets of a block."""
+        try:
+            loss.check_targets(targets.content)
+        except ValueError:
+            if self.sampled is None:
+                raise
+            # a few rows may lack what all rows have, such as an event
+            own: Any = targets.content
+            loss.check_targets({name: np.concatenate([own[name], more]) for name, more in self.sampled.items()})
 
     def training_step(
         self, step: TrainingStep, state: FittedState, settings: StepSettings, sparse: Collection[str]
@@ -269,6 +285,8 @@ class GraphBlocks:
 def opened(estimator: Any, call: Call) -> Call:
     """Return the call with its source opened as blocks; ``resources`` of the call closes what is opened here."""
     several = isinstance(estimator.loss, Mapping)
+    if targets_declared_by(estimator.loss) is not None:  # the columns by target, or those of the only one
+        several = isinstance(call.X.target if isinstance(call.X, RowBlocks) else call.y, Mapping)
     source = opened_source(call.X, call.y, call.sample_weight, call.resources, several=several)
     if source is not None:
         return replace(call, source=source)
@@ -283,7 +301,7 @@ def opened(estimator: Any, call: Call) -> Call:
 def opened_source(X: Any, y: Any, sample_weight: Any, resources: ExitStack, *, several: bool = False) -> Any:
     """Return the blocks of the table that ``X`` is or names; None if ``X`` is no source. ``resources`` closes it.
 
-    With ``several`` (trained outputs), ``y`` is a dict from an output to its target columns.
+    With ``several`` (trained outputs, or targets that a loss declares), ``y`` is a dict from a name to its columns.
     """
     if holds_blocks(X):
         _require_alone(X, y, sample_weight)
@@ -365,7 +383,8 @@ def with_arrays(
     stream = new_stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
     tasks = stream.output_task
     for task in tasks.values() if isinstance(tasks, Mapping) else [tasks]:
-        require_hard_labels(task, "A table of more than buffer_rows trains")
+        if not task.declared:
+            require_hard_labels(task, "A table of more than buffer_rows trains")
 
     # Draw an order of the blocks and hold out the first ones, passing over blocks whose rows all have weight zero.
     held_out: list[int] = []
@@ -402,6 +421,9 @@ def with_arrays(
     if held_out:
         validation = joined_parts(sample_of_blocks(source, stream.counted, held_out, sizes, buffer_rows))
     X, y, sample_weight = joined_parts(stream.sample(sizes))
+    if not isinstance(tasks, Mapping) and tasks.declared:
+        found, _ = weighted_targets(tasks, _count(y), y, None, None, None, at_positions=False)
+        stream.sampled = dict(found.content)
     return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
 
 
@@ -432,9 +454,11 @@ def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> N
 def require_hard_labels(output_task: OutputTask, subject: str) -> None:
     """Raise if ``y`` holds anything but labels or numbers; ``subject`` begins the sentence about what works."""
     if output_task.declared is not None:
+        kind = "targets that a loss declares by name" if output_task.declared else "a loss without y in the table"
+        kind = "a loss that the graph computes" if is_own_loss(output_task.loss) else kind
         raise ValueError(
-            f"{subject} on labels or numbers, not on targets that a loss declares by name: give arrays that fit into "
-            f"memory to OrtGradientRegressor, or one part at a time to its partial_fit."
+            f"{subject} on labels or numbers, not on {kind}: give arrays that fit into memory to OrtGradientRegressor, "
+            f"or one part at a time to its partial_fit."
         )
     if output_task.label_kind != "labels":
         raise ValueError(
@@ -460,7 +484,11 @@ def add_targets(
     """
     weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
     if not output_task.classifies:
-        if trains:
+        if trains and output_task.declared is not None:
+            matrix = weighted_targets(output_task, _count(y), y, None, None, None, at_positions=False)[0].values
+            assert stream.block_means is not None
+            stream.block_means.append(float(matrix[:, 0].mean()))
+        elif trains:
             values = output_task.encode(y, None).values
             if isinstance(output_task.loss, str | Loss):
                 resolve_loss(output_task.loss).check_targets(values)
@@ -496,7 +524,7 @@ def add_targets(
 
 def mask_of_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     """Return a mask of the rows whose weight, multiplied by the weight of their class, is above zero."""
-    counted: np.ndarray = checked_weights(sample_weight, len(y)) > 0
+    counted: np.ndarray = checked_weights(sample_weight, _count(y)) > 0
     if not output_task.classifies:
         return counted
     found = masked_labels(y, output_task.ignore_label)
@@ -823,7 +851,8 @@ def scored_targets(estimator: object, y: Any, sample_weight: Any) -> Any:
 
 def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float:
     """Return the score of all rows of a source: the accuracy of a classifier, else R²."""
-    with scored_batches(estimator, X, y, sample_weight) as batches:
+    several = isinstance(X.target if isinstance(X, RowBlocks) else y, Mapping)
+    with scored_batches(estimator, X, y, sample_weight, several=several) as batches:
         facts: Batching = estimator._batching()
         assert facts.output_task is not None
         require_hard_labels(facts.output_task, "Scores of a table are computed")

@@ -6,6 +6,7 @@ import pickle
 from typing import ClassVar
 
 import numpy as np
+import onnx.parser
 import onnxruntime
 import pandas as pd
 import pytest
@@ -282,8 +283,67 @@ def test_what_takes_no_declared_targets_says_so(tmp_path):
     with pytest.raises(ValueError, match="Fine-tuning takes labels or numbers"):
         OrtGradientRegressor(GRAPH, loss=Squared(), finetune=FineTuner()).fit(X, Y)
     pd.DataFrame(X, columns=list("abc")).assign(number=Y).to_parquet(tmp_path / "table.parquet", row_group_size=10)
-    with pytest.raises(ValueError, match="not on targets that a loss declares by name"):
-        regressor(Squared()).fit(RowBlocks(tmp_path / "table.parquet", "number", buffer_rows=20))
+    blocks = RowBlocks(tmp_path / "table.parquet", "number", buffer_rows=20)
+    with pytest.raises(ValueError, match=r"Scores .* not on targets that a loss declares by name"):
+        net.score(blocks)
+    with pytest.raises(ValueError, match="not on a loss without y in the table"):
+        OrtGradientRegressor(Linear(), loss="info_nce").fit(blocks)
+    with pytest.raises(ValueError, match="not on a loss that the graph computes"):
+        OrtGradientRegressor(GRAPH, loss="output").fit(blocks)
+
+
+@each_engine
+@pytest.mark.parametrize("loss", ["cox", "triplet"])
+def test_tables_in_blocks_train_as_arrays(loss, engine, tmp_path):
+    """Most blocks have few rows, some of them without an event."""
+    draw = np.random.default_rng(0)
+    rows, group = draw.normal(size=(90, 3)).astype(np.float32), np.repeat(np.arange(3), 30)
+    y = {"time": draw.exponential(size=90), "event": draw.random(90) < 0.5} if loss == "cox" else {"label": group}
+    table = pd.DataFrame(rows, columns=list("abc")).assign(**y)
+    table.to_parquet(tmp_path / "table.parquet", row_group_size=15)
+    settings = {"optimizer": "sgd", "batch_size": 16, "max_iter": 4, "shuffle": False, "tol": 0, "random_state": 0}
+    settings |= {"loss": loss, "engine": engine, "learning_rate_init": 0.05}
+    features = table[list("abc")]
+    arrays = OrtGradientRegressor(Linear(), **settings).fit(features, y)
+    columns = {name: name for name in y}
+    for source in (
+        RowBlocks(tmp_path / "table.parquet", columns, buffer_rows=30),
+        RowBlocks(tmp_path / "table.parquet", columns),
+    ):
+        found = OrtGradientRegressor(Linear(), **settings).fit(source)
+        assert found.loss_curve_ == arrays.loss_curve_
+        assert_array_equal(found.predict(features), arrays.predict(features))
+    assert_array_equal(
+        OrtGradientRegressor(Linear(), **settings).fit(tmp_path / "table.parquet", columns).predict(features),
+        arrays.predict(features),
+    )
+    settings |= {"early_stopping": True, "shuffle": True}
+    stopped = OrtGradientRegressor(Linear(), **settings).fit(
+        RowBlocks(tmp_path / "table.parquet", columns, buffer_rows=30)
+    )
+    assert len(stopped.validation_scores_) == 4
+
+
+def test_faults_of_targets_in_blocks_are_placed(tmp_path):
+    labels = np.full((40, 2), 1)
+    labels[33] = 0  # the blank
+    steps = np.random.default_rng(0).normal(size=(40, 12)).astype(np.float32)
+    table = pd.DataFrame(steps, columns=[f"s{i}" for i in range(12)]).assign(first=labels[:, 0], second=labels[:, 1])
+    table.to_parquet(tmp_path / "table.parquet", row_group_size=10)
+    reader = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+    net (float[N, 12] X) => (float[N, 4, 3] y)
+    <int64[3] sizes = {0, 4, 3}, float[12] W = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}>
+    { scaled = Mul(X, W)  y = Reshape(scaled, sizes) }""")
+    net = OrtGradientRegressor(reader, loss="ctc", max_iter=1, batch_size=8)
+    blocks = RowBlocks(tmp_path / "table.parquet", {"labels": ["first", "second"]}, buffer_rows=20)
+    with pytest.raises(ValueError, match=r"classes other than the blank 0"):
+        net.fit(blocks)
+    assert not hasattr(net, "loss_")
+    table[:30].to_parquet(tmp_path / "right.parquet", row_group_size=10)
+    fitted = net.fit(RowBlocks(tmp_path / "right.parquet", {"labels": ["first", "second"]}, buffer_rows=20))
+    assert np.isfinite(fitted.loss_)
+    with pytest.raises(ValueError, match="Did you mean 'labels'"):
+        net.fit(RowBlocks(tmp_path / "right.parquet", {"label": ["first", "second"]}, buffer_rows=20))
 
 
 def test_scoring_function_receives_y_as_it_is():

@@ -333,3 +333,15 @@ def test_distributions_beyond_the_type_are_refused(loss):
     with pytest.raises(ValueError, match=r"standard deviation of 1 of 3 targets, such as of row 2, .* of float32"):
         net.predict(wide, return_std=True)
     assert np.isfinite(net.predict_distribution(wide).std()).all()
+
+
+@each_engine
+@pytest.mark.parametrize("loss", [*DISTRIBUTIONS, Quantiles([0.25, 0.5, 0.75])])
+def test_files_of_distributions_name_the_way_to_train_further(loss, engine):
+    net = OrtGradientRegressor(Linear(), loss=loss, engine=engine, max_iter=3, tol=0, random_state=0)
+    written = net.fit(GROUPS, Y).to_onnx()
+    message = r"scores for y with 1 column\(s\), but the graph's output has 1 .* go on with the estimator that wrote it"
+    with pytest.raises(ValueError, match=message):
+        OrtGradientRegressor(written, loss=loss, engine=engine).fit(GROUPS, Y)
+    again = pickle.loads(pickle.dumps(net)).partial_fit(GROUPS, Y)
+    assert again.loss_ < net.loss_
