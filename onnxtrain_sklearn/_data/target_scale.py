@@ -15,7 +15,7 @@ from .._utils.typing import DType
 from .class_weight import given_weights
 from .columns import COARSE, warn_of_steps
 from .statistics import Extremes, Moments
-from .targets import Targets
+from .targets import Targets, require_numbers_of_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +55,7 @@ def target_scale(
     if targets.label_mask is not None:
         # Each column by the numbers that it has, which weigh as much as the rows by themselves.
         own = targets.take(rows)
+        require_numbers_of_columns(own, " in the rows to train on")
         given = None if weights is None else given_weights(own, weights)
         columns = [
             target_scale(method, _column(own, j), np.flatnonzero(targets.label_mask[rows, j]), given, centered=centered)

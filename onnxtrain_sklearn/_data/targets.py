@@ -109,9 +109,8 @@ def regression_targets(y: ArrayLike, *, allow_nd: bool = False, allow_missing: b
     require_unmasked(y, "y")
     if allow_missing and (found := numbers_in_part(y)) is not None:
         values, counted = found
-        lacking = np.flatnonzero(~counted.any(axis=0))
-        if len(lacking):
-            raise ValueError(f"Input y contains NaN: column {lacking[0]} of y has no number. Leave the column out.")
+        if not counted.any():
+            raise ValueError("Input y contains NaN in all rows: at least one row must have a target.")
         return Targets(values, "regression", values.shape[1], label_mask=counted)
     require_present(y)
     array = np.asarray(check_array(y, ensure_2d=False, dtype=None, input_name="y", allow_nd=allow_nd))
@@ -165,13 +164,19 @@ def numbers_in_part(y: Any) -> tuple[np.ndarray, np.ndarray] | None:
 
 def filled_numbers(targets: Targets) -> np.ndarray:
     """Return numbers, in which the mean of the output replaces those that are missing."""
-    mask = targets.label_mask
+    mask, values = targets.label_mask, targets.values
     if mask is None or targets.task != "regression":
-        return targets.values
-    counts = mask.sum(axis=0)
-    if not counts.all():
-        raise ValueError(f"Input y contains NaN: none of these rows has a number in column {np.argmin(counts)} of y.")
-    return np.where(mask, targets.values, np.nanmean(targets.values, axis=0))
+        return values
+    require_numbers_of_columns(targets)
+    return np.where(mask, values, np.nanmean(values, axis=0))
+
+
+def require_numbers_of_columns(targets: Targets, rows: str = "") -> None:
+    """Raise if all numbers of a column are missing; ``rows`` names the rows if they are not all of y."""
+    if targets.task == "regression" and targets.label_mask is not None:
+        lacking = np.flatnonzero(~targets.label_mask.any(axis=0))
+        if len(lacking):
+            raise ValueError(f"Input y contains NaN: column {lacking[0]} of y has no number{rows}. Leave it out.")
 
 
 def require_all_numbers(targets: Targets, reader: str) -> None:

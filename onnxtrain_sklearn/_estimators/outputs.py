@@ -41,6 +41,7 @@ from .._data.targets import (
     position_targets,
     regression_targets,
     require_labels,
+    require_numbers_of_columns,
     require_sorted,
     rows_with_labels,
     soft_accuracy,
@@ -304,6 +305,8 @@ def weighted_targets(
         targets = position_targets(y, classes, output_task.ignore_label)
     elif allow_missing and not output_task.classifies:
         targets = regression_targets(y, allow_nd=True, allow_missing=True)
+        if decoding is None:  # later calls may lack an output, and so may the validation data
+            require_numbers_of_columns(targets)
         warn_of_empty_rows(targets)
     else:
         targets = output_task.encode(y, classes)

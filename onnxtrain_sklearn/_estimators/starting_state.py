@@ -16,6 +16,7 @@ from .._data.target_scale import require_in_range, target_range, warn_of_equal_t
 from .._data.targets import (
     SeveralTargets,
     filled_numbers,
+    require_numbers_of_columns,
 )
 from .._fitted.fitted_model import FittedModel, sample_rows
 from .._inference.graph import Decoding
@@ -209,7 +210,8 @@ def complete_state(
     # The range of all targets trained on so far. It is set after the comparison, which needs unclipped predictions.
     earlier = None if context.resumed is None else context.resumed.decoding.target_range
     trained = examples.targets.take(context.split.of(examples)[0])
-    values = filled_numbers(trained) if stream is None else stream.range
+    require_numbers_of_columns(trained, " in the rows to train on")
+    values = trained.values if stream is None else stream.range
     shifts = getattr(context.config.builder, "fit_intercept", True)
     found = target_range(earlier, values, holds_constants=shifts and scale is not None)
     state.decoding = with_attributes(state.decoding, target_range=found)

@@ -42,6 +42,7 @@ from .._data.targets import (
     class_targets,
     numbers_in_part,
     regression_targets,
+    require_numbers_of_columns,
     rows_with_labels,
     warn_of_empty_rows,
 )
@@ -649,7 +650,9 @@ class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
         return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:
-        return regression_targets(y, allow_missing=True)
+        targets = regression_targets(y, allow_missing=True)
+        require_numbers_of_columns(targets)
+        return targets
 
 
 _CLASSES = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
@@ -118,6 +118,36 @@ def test_scores_and_early_stopping_leave_missing_numbers_out(kind):
     assert net.score(X[28:], kind(Y[28:]), WEIGHTS[28:]) == pytest.approx(expected, rel=1e-4)
     loss = OrtGradientRegressor(MLP((6,)), loss="huber", early_stopping=True, max_iter=3, random_state=0)
     assert np.isfinite([row["validation_loss"] for row in loss.fit(X, kind(Y)).history_]).all()
+
+
+@pytest.mark.parametrize("constant", [0.1, 0.7, 1e6 + 0.1])
+def test_constant_output_is_predicted_as_its_number(constant):
+    y = Y.copy()
+    y[THERE[:, 1], 1] = constant
+    net = OrtGradientRegressor(MLP((4,)), max_iter=2, random_state=0).fit(X, y)
+    assert_array_equal(net.predict(X)[:, 1], np.full(N, constant, np.float32))
+
+
+@pytest.mark.parametrize("recipe", [RealMLPRegressor("td-s", n_ensembles=8), TabMRegressor()])
+def test_rows_held_out_may_lack_an_output(recipe):
+    y = WHOLE.copy()
+    y[2:, 1] = np.nan
+    fitted = recipe.set_params(max_iter=2, batch_size=16, random_state=0).fit(X, y)
+    assert np.isfinite(fitted.validation_scores_[0]).all()
+    val = WHOLE[20:].copy()
+    val[:, 2] = np.nan
+    net = OrtGradientRegressor(MLP((4,)), loss="huber", early_stopping="best_epoch", max_iter=2, random_state=0)
+    net.fit(X[:20], WHOLE[:20], X_val=X[20:], y_val=val)
+    assert net.best_validation_score_ == pytest.approx(expected_score(net, X[20:], val[:, :2]), rel=1e-4)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"loss": "huber"}, {"target_scaling": None}])
+def test_rows_to_train_on_need_each_output(parameters):
+    held = np.flatnonzero(THERE[:, 1])
+    net = OrtGradientRegressor(MLP((4,)), early_stopping=True, validation_split=held, **parameters)
+    with pytest.raises(ValueError, match="column 1 of y has no number in the rows to train on"):
+        net.fit(X, Y)
+    assert not hasattr(net, "n_iter_")
 
 
 def test_rows_without_any_number_are_left_out_with_a_warning():
