@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from onnxtrain_sklearn._data.statistics import Quantiles
+from onnxtrain_sklearn._data.statistics import ColumnQuantiles
 
 # A multiplier without a common factor with n = 10**k permutes the numbers.
 ORDERS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
@@ -29,7 +29,7 @@ def main() -> None:
     options = parser.parse_args()
     n, shares = int(options.numbers), np.linspace(0, 1, 2001)
     for name, order in ORDERS.items():
-        found = Quantiles()
+        found = ColumnQuantiles()
         for start in range(0, n, options.block):
             found.update(order(np.arange(start, min(start + options.block, n)), n).astype(float)[:, np.newaxis])
         error = np.abs(found.at(shares)[:, 0] / (n - 1) - shares).max()

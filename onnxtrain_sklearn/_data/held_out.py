@@ -26,21 +26,21 @@ _NAMES = re.compile(r"(?<!['\"\w])(X|y|sample_weight)(?!['\"\w])")
 
 
 @contextmanager
-def faults_of_validation_data() -> Iterator[None]:
+def naming_validation_data() -> Iterator[None]:
     """Rename X, y and sample_weight in errors to X_val, y_val and sample_weight_val."""
-    with _faults_of("val"):
+    with _naming("val"):
         yield
 
 
 @contextmanager
-def faults_of_old_data() -> Iterator[None]:
+def naming_old_data() -> Iterator[None]:
     """Rename X, y and sample_weight in errors to X_old, y_old and sample_weight_old."""
-    with _faults_of("old"):
+    with _naming("old"):
         yield
 
 
 @contextmanager
-def _faults_of(suffix: str) -> Iterator[None]:
+def _naming(suffix: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:

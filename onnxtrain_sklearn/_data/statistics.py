@@ -5,20 +5,20 @@ accumulator of the same class, so that a stream needs one pass and several proce
 numbers (NaN) and rows of weight zero are ignored. For a single block the results equal those of NumPy's functions to
 the bit, except for ``Moments(scaled=True)``, which rounds otherwise. For several blocks their accuracy is:
 
-================================================  ============================  =======================================
-statistic                                         accumulator                   of a stream
-================================================  ============================  =======================================
-scale of targets, scaling "standard"              `Moments`                     exact but for rounding
-range of targets, whole range of a column         `Extremes`                    exact
-classes, categories of numbers and of text        `LabelCounts`                 exact
-weights of ``class_weight="balanced"``            `LabelCounts`                 exact but for rounding
-medians, scaling "robust" (RealMLP)               `Quantiles`                   ranks within `Quantiles.rank_error`
-scaling "quantile" (TabM)                         `Moments`, then `Quantiles`   ranks within `Quantiles.rank_error`;
-                                                                                two passes: the noise of the second is
-                                                                                scaled by deviations of the first
-bins of `PiecewiseLinearEmbedding`                `Quantiles`                   ranks within `Quantiles.rank_error`,
-                                                                                counts of a value within twice that
-================================================  ============================  =======================================
+================================================  ================================  ====================================
+statistic                                         accumulator                       of a stream
+================================================  ================================  ====================================
+scale of targets, scaling "standard"              `Moments`                         exact but for rounding
+range of targets, whole range of a column         `Extremes`                        exact
+classes, categories of numbers and of text        `LabelCounts`                     exact
+weights of ``class_weight="balanced"``            `LabelCounts`                     exact but for rounding
+medians, scaling "robust" (RealMLP)               `ColumnQuantiles`                 ranks within its `rank_error`
+scaling "quantile" (TabM)                         `Moments`, then `ColumnQuantiles` ranks within its `rank_error`; two
+                                                                                    passes: the noise of the second is
+                                                                                    scaled by deviations of the first
+bins of `PiecewiseLinearEmbedding`                `ColumnQuantiles`                 ranks within its `rank_error`,
+                                                                                    counts of a value within twice that
+================================================  ================================  ====================================
 
 Up to :data:`KEPT_VALUES` numbers of a column, quantiles are exact in a stream too. Estimators that hold all rows keep
 all of them, by :func:`exact_quantiles`.
@@ -212,7 +212,7 @@ class LabelCounts:
         return self
 
 
-class Quantiles:
+class ColumnQuantiles:
     """Quantiles of each column: exact up to ``kept`` numbers, then those of a sketch whose error is bounded.
 
     The sketch has levels of at most ``kept`` numbers; a number on level i stands for 2**i numbers of the data. A full
@@ -235,16 +235,16 @@ class Quantiles:
         self._kept = kept
         self._columns: list[_Sketch] = []
 
-    def update(self, values: np.ndarray) -> Quantiles:
+    def update(self, values: np.ndarray) -> ColumnQuantiles:
         """Add rows of shape (n_rows, n_columns); return the accumulator."""
-        block = Quantiles(self._kept)
+        block = ColumnQuantiles(self._kept)
         block._columns = [_Sketch(self._kept) for _ in range(values.shape[1])]
         for sketch, column in zip(block._columns, values.T, strict=True):
             missing = np.isnan(column)
             sketch.add(0, column[~missing] if missing.any() else column)
         return self.merge(block)
 
-    def merge(self, other: Quantiles) -> Quantiles:
+    def merge(self, other: ColumnQuantiles) -> ColumnQuantiles:
         """Add the rows of another accumulator; return this one."""
         if not other._columns:
             return self
@@ -256,7 +256,7 @@ class Quantiles:
             ours.moved += theirs.moved
         return self
 
-    def add_repeats(self, values: np.ndarray, counts: np.ndarray) -> Quantiles:
+    def add_repeats(self, values: np.ndarray, counts: np.ndarray) -> ColumnQuantiles:
         """Add one number for each column, ``counts`` times, for example in place of missing numbers."""
         for sketch, value, count in zip(self._columns, values.tolist(), counts.tolist(), strict=True):
             if sketch.is_exact and sketch.count + count <= self._kept:
@@ -289,9 +289,9 @@ class Quantiles:
         return [sketch.distinct() for sketch in self._columns]
 
 
-def exact_quantiles(values: np.ndarray) -> Quantiles:
+def exact_quantiles(values: np.ndarray) -> ColumnQuantiles:
     """Return the quantiles of an array of shape (n_rows, n_columns), all of whose numbers are kept."""
-    return Quantiles(max(len(values), KEPT_VALUES)).update(values)
+    return ColumnQuantiles(max(len(values), KEPT_VALUES)).update(values)
 
 
 class _Sketch:

@@ -20,7 +20,7 @@ from .._data.target_scale import TargetScale
 from .._data.targets import Classes, SeveralTargets, Targets
 from .._fitted.fitted_model import FittedModel
 from .._utils.cache import digest
-from .._utils.params import Parameter
+from .._utils.params import Declaration
 from .._utils.typing import Validation
 from ..callbacks.checkpoint import Checkpoint
 from ..finetuning import FineTuner
@@ -189,7 +189,7 @@ SEEDS = 2**31 - 1
 class Seeded(Protocol):
     """An estimator that draws random numbers."""
 
-    declared: ClassVar[Mapping[str, Parameter]]
+    declared: ClassVar[Mapping[str, Declaration]]
     random_state: int | np.random.RandomState | None
     callbacks: Sequence[object] | None
 

@@ -24,7 +24,7 @@ from .._anchored_search.objective import InnerScores, RowObjective
 from .._anchored_search.tuning_trainer import FineTuningTrainer, Tuning
 from .._data.batches import ArrayBatches
 from .._data.columns import COPY_LIMIT, InputData
-from .._data.held_out import faults_of_old_data
+from .._data.held_out import naming_old_data
 from .._fitted.fitted_model import FittedModel, follow
 from .._inference.predictor import Predictor
 from .._ir.edits import swap_initializers
@@ -177,7 +177,7 @@ def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: F
         )
     if tuner.new_head:
         raise ValueError("X_old and y_old have no use with new_head=True: the old rows have other targets.")
-    with faults_of_old_data():
+    with naming_old_data():
         return validation_examples(estimator, state, *call.old_rows)
 
 

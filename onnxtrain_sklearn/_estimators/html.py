@@ -17,7 +17,7 @@ from typing import Any
 
 from .._importers.load import load
 from .._ir.drawing import BoxLayout, graph_svg
-from .._utils.params import Parameter
+from .._utils.params import Declaration
 from .._utils.typing import HistoryRow
 from ..exceptions import ModelError
 
@@ -56,7 +56,7 @@ def meanings(estimator: Any) -> str:
     """Return an HTML list of the parameters and their meanings; empty if scikit-learn links to the documentation."""
     if documentation_url() is not None:
         return ""
-    declared: Mapping[str, Parameter] = type(estimator).declared
+    declared: Mapping[str, Declaration] = type(estimator).declared
     names = [name for name in inspect.signature(type(estimator)).parameters if name in declared]
     entries = []
     for name in names:  # remove the markup of reStructuredText

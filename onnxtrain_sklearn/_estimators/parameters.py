@@ -24,9 +24,9 @@ from .._utils.params import (
     FRACTION,
     NOT_NEGATIVE,
     Callbacks,
+    Declaration,
     Instance,
     OneOf,
-    Parameter,
     Parametrized,
     Range,
     RowChoice,
@@ -50,8 +50,8 @@ def _listed(registry: Mapping[str, object]) -> str:
     return fill(", ".join(f'"{name}"' for name in registry), 110) + "."
 
 
-SHARED: Mapping[str, Parameter] = {
-    "model": Parameter("ModelProto, bytes, path, ONNXProgram, fitted estimator, builder, str, GraphModel or None", """
+SHARED: Mapping[str, Declaration] = {
+    "model": Declaration("ModelProto, bytes, path, ONNXProgram, fitted estimator, builder, str, GraphModel or None", """
 The graph to train. Training starts from its weights, and the model itself is not changed; :meth:`describe`
 lists the weights. It may be
 
@@ -70,7 +70,7 @@ lists the weights. It may be
 
 Names of builders:
 """ + _listed(MODELS), tunes=True, steers=False),
-    "loss": Parameter("str, Loss or block", """
+    "loss": Declaration("str, Loss or block", """
 The loss to minimize: a name in :data:`onnxtrain_sklearn.losses.LOSSES`, an object, or a block of
 :mod:`onnxtrain_sklearn.classic.onnxblock` that computes a loss. Its mean over the rows of a minibatch is
 weighted by ``sample_weight``. For a fitted scikit-learn model, the default is the loss that this model
@@ -82,31 +82,31 @@ Any other name is an output of an ONNX graph that computes its loss itself, for 
 finds it: the output ``loss``, or the only one besides that of ``GraphModel(output=...)``. Inputs that only the loss
 reads are its targets, which ``y`` holds as a dict. A loss (N, ...) is of rows, a single number is of a minibatch,
 without ``sample_weight``.""", tunes=True),
-    "optimizer": Parameter("str or Optimizer", """
+    "optimizer": Declaration("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
 of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors of learning rate and weight
 decay for single parameters, and a schedule of the weight decay
 (:class:`~onnxtrain_sklearn.optimizers.Optimizer`). In each step, "adamw" decays all weights by 0.01 times the
 learning rate, as in PyTorch. Names:
 """ + _listed(OPTIMIZERS)),
-    "learning_rate_init": Parameter("float", """
+    "learning_rate_init": Declaration("float", """
 Learning rate. The schedule ``learning_rate`` multiplies it by a factor in each step. With 0, the weights do not
 change.""", (NOT_NEGATIVE,)),
-    "learning_rate": Parameter("str or Schedule", """
+    "learning_rate": Declaration("str or Schedule", """
 Schedule of the learning rate, a name or an object. Names:
 """ + _listed(SCHEDULES)),
-    "batch_size": Parameter('int, "auto" or None', """
+    "batch_size": Declaration('int, "auto" or None', """
 Rows of a minibatch. "auto": 200, or all rows if there are fewer. None: all rows; the data of a given graph are then
 one thing, such as a network of nodes and edges, whose inputs may differ in length.
 L-BFGS always takes all rows.""",
         (OneOf(("auto",)), COUNT, None)),
-    "max_iter": Parameter("int", "Largest number of epochs.", (COUNT,)),
+    "max_iter": Declaration("int", "Largest number of epochs.", (COUNT,)),
     "shuffle": switch("Whether to shuffle the rows before every epoch."),
     "drop_last": switch("""
 Whether to leave out the last rows of an epoch if they do not fill a minibatch. With ``shuffle=False`` these are
 the same rows in each epoch. ``loss_`` and ``t_`` count only the rows that were trained on. If there are fewer
 rows than ``batch_size``, they are one minibatch. Each call of ``partial_fit`` is an epoch of its own rows."""),
-    "alpha": Parameter('float or "auto"', """
+    "alpha": Declaration('float or "auto"', """
 Strength of the penalty on weights, not biases (parameters of rank 2 and more), as in scikit-learn's MLP:
 ``alpha (l1_ratio |w|_1 + (1 - l1_ratio) / 2 |w|²)``, divided by the sum of the sample weights of the minibatch.
 "auto": in ``fit``, for an :class:`~onnxtrain_sklearn.MLP` with hidden layers and the default loss, 2 for labels
@@ -117,37 +117,37 @@ rows: a row of weight two is two rows. Of other weights only the ratios matter. 
 losses, as for given and fitted models, whose weights are not to move towards zero, in ``partial_fit``, which does
 not know the total number of rows, and in exported training graphs.""",
         (NOT_NEGATIVE, OneOf(("auto",)))),
-    "l1_ratio": Parameter("float", "Share of the L1 norm in the penalty: 0 is L2, 1 is L1.", (FRACTION,)),
-    "dropout_schedule": Parameter("str or Schedule", """
+    "l1_ratio": Declaration("float", "Share of the L1 norm in the penalty: 0 is L2, 1 is L1.", (FRACTION,)),
+    "dropout_schedule": Declaration("str or Schedule", """
 Schedule that multiplies all dropout ratios in the graph, step by step; it takes the same names as
 ``learning_rate``."""),
-    "trainable": Parameter('"all", str, list of str, or callable', """
+    "trainable": Declaration('"all", str, list of str, or callable', """
 The parameters to train: names, glob patterns such as "layers.1.*", or a function ``(name, array) -> bool``. All
 other parameters are frozen: their bits do not change. The parameters of a fitted scikit-learn model are named by
 step and attribute: "logisticregression.coef", "*.coef", "pca.*". A BatchNormalization whose scale and shift are
 both frozen normalizes by its running statistics and does not update them.""", tunes=True),
-    "adapters": Parameter("LoRA or None", """
+    "adapters": Declaration("LoRA or None", """
 Low-rank factors (:class:`~onnxtrain_sklearn.LoRA`) to train beside the matrices of a given model, which do not
 change. With ``trainable="all"`` only these factors are trained; other values of ``trainable`` add parameters
 that are not adapted. Predictions, ``weights_`` and ``to_onnx()`` have the factors merged into the matrices; beside
 a matrix of few bits (MatMulNBits) they stay apart.
 ``adapters_`` holds the factors by name, and :meth:`save_adapter` writes them to a file. None: no adapters.""",
         (Instance(LoRA, "a LoRA"), None)),
-    "finetune": Parameter('"auto", FineTuner or None', """
+    "finetune": Declaration('"auto", FineTuner or None', """
 How ``fit`` trains a model that was trained before. "auto": a fitted scikit-learn model, also one in an ONNX
 file, is adapted to few new rows by :class:`~onnxtrain_sklearn.FineTuner`, unless you change a parameter of plain
 training (``optimizer``, ``learning_rate_init``, ``max_iter``, ``early_stopping``, ``warm_start``, ...). A
 FineTuner: fine-tune any given graph with these settings. None: plain training by ``optimizer``. Builders and
 ``partial_fit`` always use plain training.""",
         (Instance(FineTuner, "a FineTuner"), OneOf(("auto",)), None), tunes=True),
-    "tol": Parameter("float", """
+    "tol": Declaration("float", """
 Smallest improvement that counts, of the loss or of the score or loss that ``early_stopping`` watches.""",
         (Range(Real, -np.inf, np.inf, closed="both"),)),
-    "n_iter_no_change": Parameter("int or np.inf", """
+    "n_iter_no_change": Declaration("int or np.inf", """
 Stop training after more than this number of consecutive epochs without improvement. np.inf: never stop for this
 reason.""",
         (COUNT, OneOf((np.inf,)))),
-    "early_stopping": Parameter('bool or "best_epoch"', """
+    "early_stopping": Declaration('bool or "best_epoch"', """
 Whether to watch validation data instead of the training loss, and to keep the weights that were best on these
 data. Classifiers watch the validation loss, because on few rows the accuracy stands still for many epochs while
 the network learns. Regressors watch R² if the loss is the squared error, else the validation loss
@@ -157,7 +157,7 @@ their scores, or the sum of all losses if an output of numbers has a loss other 
 "best_epoch": train all ``max_iter`` epochs, then take the weights of the best one. Any improvement makes an epoch
 the best one, whatever ``tol`` is. Of equally good epochs True takes the first,
 "best_epoch" the last.""", (bool, OneOf(("best_epoch",)))),
-    "scoring": Parameter("str, callable or None", """
+    "scoring": Declaration("str, callable or None", """
 Score on the validation data, in place of accuracy or R²: the name of a scorer of scikit-learn (``"accuracy"``,
 ``"neg_log_loss"``, ``"roc_auc"``, ``"neg_mean_absolute_error"``), or a function ``(estimator, X, y) -> float``,
 which also takes ``sample_weight`` if rows are weighted. Higher is better. Early stopping watches this score, and
@@ -166,14 +166,14 @@ can predict only the validation data ``X``, with the weights of that epoch. If a
 ``"neg_log_loss"`` and ``"neg_brier_score"`` are means over the labels, because scikit-learn's scorers would read
 the row as one label. It needs validation data:
 ``early_stopping=True``, or ``X_val`` and ``y_val``.""", tunes=True),
-    "validation_split": Parameter("float, array-like or splitter", """
+    "validation_split": Declaration("float, array-like or splitter", """
 The rows that early stopping holds out if ``fit`` gets no ``X_val``. A float: this share of the rows, at random, of each
 class its share. Indices of rows, or a mask of all rows that is True for those held out. A splitter of scikit-learn,
 such as ``GroupShuffleSplit()``, which reads the ``groups`` of ``fit``, or ``TimeSeriesSplit()``: the last of its splits
 counts, and rows in neither part of it are left out. A splitter without a ``random_state`` draws by that of the
 estimator. A table of more than ``buffer_rows`` rows needs a float, because whole blocks of it are held out.""",
         (Range(Real, 0, 1, closed="neither"), RowChoice())),
-    "callbacks": Parameter("list of callbacks or None", """
+    "callbacks": Declaration("list of callbacks or None", """
 Functions, and callbacks of :mod:`onnxtrain_sklearn.callbacks` (``EarlyStopping()``, ``Checkpoint("folder")``),
 of ``sklearn.callback`` (``ProgressBar``, ``ScoringMonitor``), or of the same form. A function is called after
 each epoch with an object that has the ``number``, ``loss``, ``validation_score`` and ``learning_rate`` of the
@@ -183,28 +183,28 @@ epoch. A callback that returns True ends training. These callbacks belong to thi
     "warm_start": switch("""
 Whether ``fit`` continues from the weights and the optimizer state of the last call, for ``max_iter`` more
 epochs. ``model`` must be that of the first call.""", tunes=True),
-    "random_state": Parameter("int, RandomState or None", """
+    "random_state": Declaration("int, RandomState or None", """
 Seeds the initial weights of builders, the order of the rows, the validation split and dropout.""", tunes=True),
-    "verbose": Parameter("bool or int", """
+    "verbose": Declaration("bool or int", """
 Whether to print what is trained and the progress. True: a progress bar with the time left in terminals and
 notebooks, a table of epochs elsewhere. 2: always the table.""", (bool, Range(Integral, 0)), tunes=True, steers=False),
-    "engine": Parameter('{"auto", "ort-training", "portable", "compiled"}', """
+    "engine": Declaration('{"auto", "ort-training", "portable", "compiled"}', """
 Engine that differentiates the graph. "auto": "ort-training" or "portable", whichever is faster by a table of
 measurements among those that are installed and proven right for every operator between parameters and loss; or
 "compiled" for a small network with so many steps that compiling pays. "compiled": the gradients of "portable"
 as machine code for one thread. It needs llvmlite, and a graph of matrix products, elementwise functions,
 reductions, normalizations and lookups of rows. ``engine_`` names the engine that was used.""", tunes=True),
-    "device": Parameter("str", """
+    "device": Declaration("str", """
 "cpu", "cuda" or "cuda:1". A device that is not available is an error.""", tunes=True),
-    "runtime": Parameter("Runtime or None", """
+    "runtime": Declaration("Runtime or None", """
 Execution providers and session options of onnxruntime, and whether to recompute activations to save memory
 (:class:`~onnxtrain_sklearn.Runtime`). None: the defaults.""", tunes=True),
 }  # fmt: skip
 """The parameters that the classifier, the regressor and the estimator of several outputs share."""
 
-REGRESSOR: Mapping[str, Parameter] = {
+REGRESSOR: Mapping[str, Declaration] = {
     **SHARED,
-    "target_scaling": Parameter('"auto" or None', """
+    "target_scaling": Declaration('"auto" or None', """
 Units in which the targets are trained. "auto": if the graph is built for the data, its targets are scaled to
 mean 0 and standard deviation 1, or, for the losses with a log link (poisson, gamma, tweedie), to mean 1, so
 that the unit of ``y`` does not matter. Mean and deviation are those of the rows of the first call, weighted.
@@ -222,14 +222,14 @@ the quantiles of ``loss="quantiles"``, the location of a distribution, and valid
 bounds are rounded to the type of the graph.""", tunes=True),
 }  # fmt: skip
 
-CLASSIFIER: Mapping[str, Parameter] = {
+CLASSIFIER: Mapping[str, Declaration] = {
     **SHARED,
-    "ignore_label": Parameter("int, float, str or None", """
+    "ignore_label": Declaration("int, float, str or None", """
 Label to ignore: the label of a row, one of several labels of a row, or the label of a position, such as the
 padding of short rows. It does not enter loss, scores, weights and ``classes_``; the loss is the mean over all
 other labels. NaN: ignore missing labels, including None. None: ignore no label.""",
         (Instance(Real, "a number"), Instance(str, "a text"), None)),
-    "class_weight": Parameter('dict, list of dicts, "balanced" or None', """
+    "class_weight": Declaration('dict, list of dicts, "balanced" or None', """
 Weights of the classes, a dict from labels to weights. They multiply ``sample_weight``, in training and in
 validation scores. "balanced": inversely proportional to the weight of the class in ``y``; not for
 ``partial_fit``. If a row has several labels: as for :func:`sklearn.utils.class_weight.compute_sample_weight`.
@@ -242,7 +242,7 @@ None: the weights with which a given scikit-learn model was fitted, else equal w
 class DeclaredEstimator(Parametrized):
     """An estimator with declared parameters: the constructor stores them, training first validates them."""
 
-    declared: ClassVar[Mapping[str, Parameter]] = {}
+    declared: ClassVar[Mapping[str, Declaration]] = {}
 
     def check_declared(self) -> None:
         """Raise InvalidParameterError if a parameter violates its declared rules."""

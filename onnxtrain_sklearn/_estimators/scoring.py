@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from .._data.class_weight import given_weights
-from .._data.held_out import faults_of_validation_data, log_loss_of_labels, require_scorable, squared_error_of_labels
+from .._data.held_out import log_loss_of_labels, naming_validation_data, require_scorable, squared_error_of_labels
 from .._data.targets import IGNORED, SeveralTargets, Targets, position_shares, require_same_places, rows_with_labels
 from .._fitted import sklearn_private
 from .._inference.graph import Decoding
@@ -363,7 +363,7 @@ def validation(
     estimator, call, given = context.estimator, context.call, context.call.validation
     held_out = context.split.of(examples)[1]
     if given is not None:
-        with faults_of_validation_data():
+        with naming_validation_data():
             own = validation_examples(estimator, state, *given)
             require_same_places(examples.targets, own.targets)
             _check_declared(state, settings.loss, own.targets)

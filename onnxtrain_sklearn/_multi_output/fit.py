@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .._data.columns import require_in_memory, warn_of_rounding
-from .._data.held_out import faults_of_validation_data, require_scorable
+from .._data.held_out import naming_validation_data, require_scorable
 from .._data.inputs import Inputs, frame_arrays, is_frame
 from .._data.targets import (
     IGNORED,
@@ -68,7 +68,7 @@ from .._model.links import Task
 from .._model.trainable import TrainableModel, with_outputs_of
 from .._pretrained.comparison import require_same_outputs
 from .._training.step_parts import OutputLoss, StepSettings, TotalLoss
-from .._utils.params import Instance, OneOf, Parameter
+from .._utils.params import Declaration, Instance, OneOf
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss, resolve_loss
@@ -79,32 +79,32 @@ _BY_OUTPUT = Instance(Mapping, "a dict by output")
 
 _LEFT_OUT = ("finetune",)
 
-OUTPUTS: Mapping[str, Parameter] = {
+OUTPUTS: Mapping[str, Declaration] = {
     **{name: declared for name, declared in SHARED.items() if name not in _LEFT_OUT},
-    "model": Parameter("onnx.ModelProto, bytes, path, ONNXProgram or GraphModel", """
+    "model": Declaration("onnx.ModelProto, bytes, path, ONNXProgram or GraphModel", """
 The graph to train, with the outputs that ``loss`` names. Its weights are float32 or float64; float16 and bfloat16 are
 trained in float32 and exported in their own type. Training starts from the weights of the model, which itself does not
 change. :meth:`describe` lists the weights. A final activation of an output is recognized: its loss is computed from the
 scores before it. :class:`~onnxtrain_sklearn.GraphModel` adds settings for reading the graph; those that differ between
 outputs are dicts by output.""",
         steers=False),
-    "loss": Parameter("dict of str to str, Loss or block", """
+    "loss": Declaration("dict of str to str, Loss or block", """
 The loss for each trained output, by the output's name: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object.
 An output with a loss for classification predicts labels, an output with a loss for regression predicts numbers. The
 attribute ``tasks`` of your own loss says which kind it is. Outputs without a loss are neither trained nor
 predicted.""",
         (Instance(Mapping, "a dict of losses by output"), None)),
-    "loss_weights": Parameter("dict of str to float, or None", """
+    "loss_weights": Declaration("dict of str to float, or None", """
 Factor of each loss in their sum, by output; 1 for an output that the dict does not name. None: 1 for all
 outputs.""", (Instance(Mapping, "a dict of numbers by output"), None)),
-    "ignore_label": Parameter("int, float, str, None or dict", """
+    "ignore_label": Declaration("int, float, str, None or dict", """
 Label to ignore, as in :class:`OrtGradientClassifier`: one for all outputs with labels, or a dict by output; -100 for an
 output that the dict does not name.""", (*CLASSIFIER["ignore_label"].rules, _BY_OUTPUT)),
-    "class_weight": Parameter('"balanced", None or dict', """
+    "class_weight": Declaration('"balanced", None or dict', """
 Weights of the classes, as in :class:`OrtGradientClassifier`: "balanced" for all outputs with labels, or a dict by
 output; None for an output that the dict does not name.
 "balanced" is not for ``partial_fit``.""", (OneOf(("balanced",)), _BY_OUTPUT, None)),
-    "scoring": Parameter("callable or None", """
+    "scoring": Declaration("callable or None", """
 Score on the validation data, higher is better, in place of the mean of the scores of the outputs: a function
 ``(estimator, X, y) -> float``. It is called after each epoch with an estimator that predicts the validation data ``X``
 with the weights of that epoch. It needs validation data: ``early_stopping=True``, or ``X_val`` and ``y_val``."""),
@@ -241,7 +241,7 @@ def validation_of_outputs(
     estimator, call, held_out = context.estimator, context.call, context.split.of(examples)[1]
     if call.validation is not None:
         data = call.validation[:2]
-        with faults_of_validation_data():
+        with naming_validation_data():
             given = several_validation_examples(estimator, output_tasks, state, *call.validation)
             training, validation = cast("SeveralTargets", examples.targets), cast("SeveralTargets", given.targets)
             for name, own, other in zip(output_tasks, training.parts, validation.parts, strict=True):

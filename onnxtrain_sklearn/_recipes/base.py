@@ -29,8 +29,8 @@ from .._data.columns import require_in_memory
 from .._data.held_out import (
     RowsToSplit,
     ValidationSplit,
-    faults_of_validation_data,
     is_share,
+    naming_validation_data,
     r2_in_part,
     require_group_reader,
     share_of_blocks,
@@ -73,7 +73,7 @@ from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
-from .._utils.params import COUNT, POSITIVE, Parameter, Range, RowChoice, declare
+from .._utils.params import COUNT, POSITIVE, Declaration, Range, RowChoice, declare
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike, Validation
 from ..runtime import Runtime
 from .ensemble import (
@@ -115,9 +115,9 @@ too few to compare epochs."""
 class RecipeParameters(DeclaredEstimator):
     """The parameters that all recipes share; a recipe adds those of its network and of its training."""
 
-    n_ensembles: int | str = declare(1, Parameter("int", """
+    n_ensembles: int | str = declare(1, Declaration("int", """
 Number of models to train. Each holds out other rows, and one graph averages their predictions.""", (COUNT,)))
-    validation_split: ValidationSplit | None = declare(0.2, Parameter("float, array-like, splitter or None", """
+    validation_split: ValidationSplit | None = declare(0.2, Declaration("float, array-like, splitter or None", """
 The rows that each model holds out if ``fit`` gets no ``X_val``. The epoch with the best score on them is kept
 (``scoring``). A float: this share of the rows, at most one half, other rows for each model. Indices of rows, or a mask
 of all rows that is True for those held out. A splitter of scikit-learn, such as ``GroupShuffleSplit()``, which reads
@@ -125,11 +125,11 @@ the ``groups`` of ``fit``: the last of its splits counts for the first model, th
 on; of ``TimeSeriesSplit()`` the last one for all. Rows in neither part of a split are left out. A table of more than
 ``buffer_rows`` rows needs a float. None: no rows are held out, and {unvalidated}.""",
         (Range(Real, 0, MOST_HELD_OUT, closed="right"), RowChoice(), None)))
-    scoring: str | Callable[..., float] | None = declare(None, Parameter("str, callable or None", """
+    scoring: str | Callable[..., float] | None = declare(None, Declaration("str, callable or None", """
 Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for classes
 ``"neg_log_loss"`` or ``"roc_auc"``), or a function ``(estimator, X, y) -> float`` of a network and its preprocessed
 rows. Higher is better. None: {score}."""))
-    time_limit: float | None = declare(None, Parameter("float or None", """
+    time_limit: float | None = declare(None, Declaration("float or None", """
 Seconds after which the fit ends with the networks trained so far, each with its best epoch. Each network of an ensemble
 has an equal share of the time left, and the first one takes at least one step. How far training comes depends on the
 machine. On a device, training ends after an epoch, not within it. None: no limit.""", (POSITIVE, None)))
@@ -138,10 +138,10 @@ machine. On a device, training ends after an epoch, not within it. None: no limi
     label_smoothing: float | str = field(default=0.0, init=False)
     class_weight: ClassWeight = field(default=None, init=False)
 
-    categorical_features: CategoricalFeatures = declare("from_dtype", Parameter('"from_dtype", list or None', """
+    categorical_features: CategoricalFeatures = declare("from_dtype", Declaration('"from_dtype", list or None', """
 The columns that are categories: a list of names or indices, or a mask of all columns. "from_dtype": columns of text,
 booleans and pandas categories. None: no column."""))
-    random_state: int | np.random.RandomState | None = declare(None, Parameter("int, RandomState or None", """
+    random_state: int | np.random.RandomState | None = declare(None, Declaration("int, RandomState or None", """
 Seeds the rows held out, the initial weights, the order of the rows and dropout."""))
     callbacks: Sequence[object] | None = declare(None, SHARED["callbacks"])
     verbose: bool | int = declare(0, SHARED["verbose"])
@@ -354,7 +354,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         X, y, sample_weight = validation
 
         def prepare(preprocessing: Preprocessing, place: Place) -> Validation:
-            with faults_of_validation_data():
+            with naming_validation_data():
                 require_in_memory(X)
                 table = read_table(self, X, reset=False)
                 weights = sample_weight
@@ -523,7 +523,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
 class ClassifierRecipe(ClassifierMixin, BaseRecipe):
     """Base class of the classifiers of raw tables."""
 
-    class_weight: ClassWeight = declare(None, Parameter('dict, list of dicts, "balanced" or None', """
+    class_weight: ClassWeight = declare(None, Declaration('dict, list of dicts, "balanced" or None', """
 Weights of the classes, a dict from labels to weights, which multiply ``sample_weight``. "balanced": inversely
 proportional to the weight of the class in ``y``. If a row has several labels: a list with a dict for each, or
 "balanced"; the row gets the product of the weights of its labels."""))  # fmt: skip

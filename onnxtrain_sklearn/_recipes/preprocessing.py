@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .._data.columns import InputData
-from .._data.statistics import Extremes, LabelCounts, Moments, Quantiles, exact_quantiles
+from .._data.statistics import ColumnQuantiles, Extremes, LabelCounts, Moments, exact_quantiles
 from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._ort import sessions
 from .._ort.devices import Device
@@ -77,7 +77,7 @@ def _in_float32(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.float32).astype(np.float64)
 
 
-def _median(quantiles: Quantiles) -> float:
+def _median(quantiles: ColumnQuantiles) -> float:
     """Return the median of a column in float32; 0 for a column without a number."""
     median = float(quantiles.at(np.array([0.5])).astype(np.float32)[0, 0])
     return 0.0 if np.isnan(median) else median
@@ -338,7 +338,7 @@ class ColumnStatistics:
         self.kind: str | None = None
         self.n_missing, self._takes_codes, self._takes_text = 0, False, False
         none = np.full((1, 1), np.nan)  # a column without a number
-        self.quantiles, self.moments = Quantiles().update(none), Moments().update(none)
+        self.quantiles, self.moments = ColumnQuantiles().update(none), Moments().update(none)
         self.extremes, self.known = Extremes().update(none), set[Any]()
 
     def update(self, name: str, column: np.ndarray, *, categorical: bool) -> None:
@@ -430,7 +430,7 @@ class BlockNumbers:
         self._fill, self._read = fill, read
         rows, missing = fill[:, np.newaxis], np.array([one.n_missing for one in columns])
         counted = list(zip(columns, rows, missing[:, np.newaxis], strict=True))
-        self._quantiles = [Quantiles().merge(one.quantiles).add_repeats(number, n) for one, number, n in counted]
+        self._quantiles = [ColumnQuantiles().merge(one.quantiles).add_repeats(number, n) for one, number, n in counted]
         # The number that replaces missing ones is a row that weighs as many rows.
         moments = [
             Moments().merge(one.moments).update(number[np.newaxis], n.astype(float)) for one, number, n in counted
@@ -445,7 +445,7 @@ class BlockNumbers:
 
     def noisy_quantiles(self, scale: np.ndarray, rng: np.random.RandomState, shares: np.ndarray) -> np.ndarray:
         """Return the quantiles of the numbers with normal noise, which takes a pass over the blocks."""
-        noisy = Quantiles()
+        noisy = ColumnQuantiles()
         for rows in self._read():
             noisy.update(np.where(np.isnan(rows), self._fill, rows) + scale * rng.standard_normal(rows.shape))
         return noisy.at(shares)
@@ -568,7 +568,7 @@ _LARGEST_SCALED = 1e6
 
 
 @dataclass(frozen=True, eq=False)
-class Robust(Scaling):
+class RobustScaling(Scaling):
     """RealMLP's scaling: ``x = (x - median) / IQR``, then ``x / sqrt(1 + (x / 3)²)``.
 
     Where the interquartile range is 0, half of the whole range replaces it; columns that are constant become 0.
@@ -583,7 +583,7 @@ class Robust(Scaling):
     factor: np.ndarray
 
     @classmethod
-    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Robust:
+    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> RobustScaling:
         low, median, high = numbers.quantiles(np.array([0.25, 0.5, 0.75]))
         spread = np.where(high > low, high - low, 0.5 * numbers.spread)
         return cls(median, _reciprocal(spread))
@@ -598,11 +598,11 @@ class Robust(Scaling):
 
 
 NOISE = 1e-3
-"""Noise in the data that ``Quantile`` is fitted to, in standard deviations of the column; TabM's authors add it."""
+"""Noise in the data that ``QuantileScaling`` is fitted to, in standard deviations of the column, as in TabM's code."""
 
 
 @dataclass(frozen=True, eq=False)
-class Quantile(Scaling):
+class QuantileScaling(Scaling):
     """TabM's scaling: quantiles of the training data mapped to those of the normal distribution.
 
     The map of scikit-learn's ``QuantileTransformer(output_distribution="normal")`` with a quantile for 30 rows, 10 to
@@ -623,14 +623,14 @@ class Quantile(Scaling):
     above: np.ndarray
 
     @classmethod
-    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> Quantile:
+    def fit(cls, numbers: Numbers, rng: np.random.RandomState) -> QuantileScaling:
         count = min(numbers.count, max(min(numbers.count // 30, 1000), 10))
         references = np.linspace(0, 1, count)
         # Product and quotient round as in scikit-learn, which computes percentiles from these probabilities.
         return cls.of(numbers.noisy_quantiles(NOISE * numbers.deviation, rng, references * 100 / 100), references)
 
     @classmethod
-    def of(cls, quantiles: np.ndarray, references: np.ndarray) -> Quantile:
+    def of(cls, quantiles: np.ndarray, references: np.ndarray) -> QuantileScaling:
         """Return the scaling for fitted quantiles of shape (n_quantiles, n_columns) and their probabilities."""
         table = np.full((3, *quantiles.shape), np.inf)
         table[1:] = 1.0

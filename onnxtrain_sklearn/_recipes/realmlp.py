@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._utils.cache import with_attributes
-from .._utils.params import COUNT, POSITIVE, OneOf, Parameter, Sizes, declare, documented
+from .._utils.params import COUNT, POSITIVE, Declaration, OneOf, Sizes, declare, documented
 from ..losses import LogLoss
 from ..models.embeddings import Embedding
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
 from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
-from .preprocessing import Preprocessing, Robust, Scaling
+from .preprocessing import Preprocessing, RobustScaling, Scaling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -62,7 +62,7 @@ OF_LARGE: Mapping[str, object] = {**OF_AUTHORS, "label_smoothing": 0.0}
 With "auto" the loss of the held-out rows chooses the epoch of labels. On two tables of 5,472 and 10,000 rows on which
 this was chosen, the log loss falls from 0.120 to 0.078 and from 0.114 to 0.073, for 0.002 and 0.001 of the accuracy."""
 
-N_ENSEMBLES = Parameter('int or "auto"', """
+N_ENSEMBLES = Declaration('int or "auto"', """
 Number of models to train. Each holds out other rows, and one graph averages their predictions. "auto": as
 ``variant`` says.""", (COUNT, OneOf(("auto",))))  # fmt: skip
 
@@ -72,7 +72,7 @@ Number of models to train. Each holds out other rows, and one graph averages the
 class RealMLPRecipe:
     """The network of RealMLP and its training, with the parameters of both."""
 
-    variant: str = declare("auto", Parameter('{"auto", "td", "td-s"}', """
+    variant: str = declare("auto", Declaration('{"auto", "td", "td-s"}', """
 Settings of the network and its training. "td": with periodic embeddings of numbers, dropout and weight decay. "td-s":
 the simple variant without these; faster, and a little worse. Both have the settings of their authors: "auto" is 1 for
 ``n_ensembles``, (256, 256, 256) for ``hidden_layer_sizes``, 256 for ``max_iter`` and 0.1 for ``label_smoothing``, and
@@ -81,27 +81,27 @@ without ``scoring`` the accuracy or R² chooses the epoch. "auto": "td" from 2,0
 of the epochs, which scores better there in less than half of the time: ``n_ensembles`` is 5, ``hidden_layer_sizes``
 (128, 128, 128) and ``max_iter`` 64.""", (OneOf(("auto", *VARIANTS)),)))
     _: KW_ONLY
-    hidden_layer_sizes: int | Sequence[int] | str = declare("auto", Parameter('int, sequence of int or "auto"', """
+    hidden_layer_sizes: int | Sequence[int] | str = declare("auto", Declaration('int, sequence of int or "auto"', """
 Units of each hidden layer. "auto": as ``variant`` says.""", (Sizes(), OneOf(("auto",)))))
-    embedding: str | Embedding | None = declare("auto", Parameter("str, Embedding or None", """
+    embedding: str | Embedding | None = declare("auto", Declaration("str, Embedding or None", """
 Embedding of the numeric columns. "auto": "periodic" for the variant "td", none for "td-s". "piecewise_linear" is
 better if the effect of a number has steps or edges (coordinates of a place), or if single values matter (amounts that
 are mostly 0).""", RealMLP.valid["embedding"]))
-    learning_rate_init: float | str = declare("auto", Parameter('float or "auto"', """
+    learning_rate_init: float | str = declare("auto", Declaration('float or "auto"', """
 Largest learning rate of the schedule. "auto": the rate of the variant, {rate}.""", (POSITIVE, OneOf(("auto",)))))
-    max_iter: int | str = declare("auto", Parameter('int or "auto"', """
+    max_iter: int | str = declare("auto", Declaration('int or "auto"', """
 Number of epochs. "auto": as ``variant`` says.""", (COUNT, OneOf(("auto",)))))
-    linear_part: bool | str = declare("auto", Parameter('bool or "auto"', """
+    linear_part: bool | str = declare("auto", Declaration('bool or "auto"', """
 Whether a linear model is mixed with each network: logistic regression, or ridge regression of numbers, of the
 preprocessed columns and the same rows. One share of all of them is chosen by the likelihood of the held-out rows. It
 helps where effects are linear and rows are few or positives rare. "auto": below 2,000 rows, if ``variant`` is "auto",
 rows are held out, and each has one label or all its numbers.""", (bool, OneOf(("auto",)))))
-    batch_size: int = declare(256, Parameter("int", """
+    batch_size: int = declare(256, Declaration("int", """
 Rows of a minibatch. Each epoch leaves out the last rows of its random order if they do not fill a minibatch.""",
         (COUNT,)))
     # fmt: on
 
-    _scaling: ClassVar[type[Scaling]] = Robust
+    _scaling: ClassVar[type[Scaling]] = RobustScaling
     _drops_constants: ClassVar[bool] = False
     _early_stopping: ClassVar[bool | str] = "best_epoch"
 
@@ -189,7 +189,7 @@ class RealMLPClassifier(ClassifierRecipe, RealMLPRecipe):
     __module__ = "onnxtrain_sklearn"  # the path by which pickles name it
 
     n_ensembles: int | str = declare("auto", N_ENSEMBLES)
-    label_smoothing: float | str = declare("auto", Parameter('float or "auto"', """
+    label_smoothing: float | str = declare("auto", Declaration('float or "auto"', """
 Share of each target that is spread evenly over the classes, in [0, 1). "auto": as ``variant`` says. With 0.1, the
 value of RealMLP's authors, a network of two classes learns probabilities between 0.05 and 0.95. With 0, let the loss
 choose the epoch (``scoring="neg_log_loss"``), as "auto" does: if the accuracy does, probabilities may be too near to 0

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._utils.cache import with_attributes
-from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, OneOf, Parameter, declare, documented, switch
+from .._utils.params import COUNT, NOT_NEGATIVE, POSITIVE, Declaration, OneOf, declare, documented, switch
 from ..models.embeddings import Embedding
 from ..models.tabular import TabM
 from ..optimizers import AdamW
 from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
-from .preprocessing import Preprocessing, Quantile, Scaling
+from .preprocessing import Preprocessing, QuantileScaling, Scaling
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -32,31 +32,31 @@ which may be too early: on hitters (benchmarks/defaults.py) with an R² of 0.05 
 class TabMRecipe:
     """The network of TabM and its training, with the parameters of both."""
 
-    n_members: int = declare(32, Parameter("int", "Number of networks that share weights.", TabM.valid["n_members"]))
+    n_members: int = declare(32, Declaration("int", "Number of networks that share weights.", TabM.valid["n_members"]))
     _: KW_ONLY
     mini: bool = declare(False, switch("""
 Whether they share all weights but a vector before the first layer and the last layer."""))
-    embedding: str | Embedding | None = declare(None, Parameter("str, Embedding or None", """
+    embedding: str | Embedding | None = declare(None, Declaration("str, Embedding or None", """
 Embedding of the numeric columns; TabM's authors use "piecewise_linear".""", TabM.valid["embedding"]))
-    hidden_layer_sizes: int | Sequence[int] | str = declare("auto", Parameter('int, sequence of int or "auto"', """
+    hidden_layer_sizes: int | Sequence[int] | str = declare("auto", Declaration('int, sequence of int or "auto"', """
 Units of each hidden layer. "auto": three layers of 512, below 2,000 rows of 256; two after an embedding.""",
         TabM.valid["hidden_layer_sizes"]))
-    dropout: float = declare(0.1, Parameter("float", """
+    dropout: float = declare(0.1, Declaration("float", """
 Share of the hidden units that each training step drops.""", TabM.valid["dropout"]))
-    learning_rate_init: float = declare(0.002, Parameter("float", """
+    learning_rate_init: float = declare(0.002, Declaration("float", """
 Learning rate, the same in all steps.""", (POSITIVE,)))
-    weight_decay: float = declare(3e-4, Parameter("float", "Decoupled weight decay, as in AdamW.", (NOT_NEGATIVE,)))
-    max_iter: int = declare(1000, Parameter("int", """
+    weight_decay: float = declare(3e-4, Declaration("float", "Decoupled weight decay, as in AdamW.", (NOT_NEGATIVE,)))
+    max_iter: int = declare(1000, Declaration("int", """
 Largest number of epochs. Training ends earlier if the validation score does not rise in ``n_iter_no_change``
 epochs.""", (COUNT,)))
-    n_iter_no_change: int = declare(16, Parameter("int", """
+    n_iter_no_change: int = declare(16, Declaration("int", """
 Epochs without a better validation score that end training.""", (COUNT,)))
-    batch_size: int | str = declare("auto", Parameter('int or "auto"', """
+    batch_size: int | str = declare("auto", Declaration('int or "auto"', """
 Largest number of rows of a minibatch; the rows of an epoch are divided about equally. "auto": 256, below 2,000 rows
 32.""", (COUNT, OneOf(("auto",)))))
     # fmt: on
 
-    _scaling: ClassVar[type[Scaling]] = Quantile
+    _scaling: ClassVar[type[Scaling]] = QuantileScaling
     _drops_constants: ClassVar[bool] = True
     _early_stopping: ClassVar[bool | str] = True
 

@@ -31,20 +31,28 @@ KEPT_ROWS = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Numbers of the latest epochs, in a buffer with spare capacity."""
+    """Numbers of the latest epochs, in a buffer with spare capacity.
+
+    ``filled`` holds one number, which all curves in a buffer share: the size of the longest.
+    """
 
     buffer: np.ndarray = field(default_factory=lambda: np.empty(0))
     size: int = 0
+    filled: list[int] = field(default_factory=lambda: [0])
 
     def plus(self, value: float) -> Curve:
         """Return the curve with one more number; it may use the same buffer."""
-        buffer, size = self.buffer, self.size
-        if size == len(buffer):
+        buffer, size, filled = self.buffer, self.size, self.filled
+        # Copy the buffer if it is full, or if another curve has already continued this one in it.
+        if size == len(buffer) or size != filled[0]:
             kept = self._kept()
-            buffer, size = np.empty(max(16, 2 * len(kept))), len(kept)
+            buffer = np.empty(max(16, 2 * len(kept)))
+            size = len(kept)
             buffer[:size] = kept
+            filled = [size]
         buffer[size] = value
-        return Curve(buffer, size + 1)
+        filled[0] = size + 1
+        return Curve(buffer, size + 1, filled)
 
     def values(self) -> list[float]:
         """Return the numbers that are kept, in order of the epochs."""
@@ -59,7 +67,7 @@ class Curve:
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self._kept().copy()  # without the spare capacity
-        return {"buffer": kept, "size": len(kept)}
+        return {"buffer": kept, "size": len(kept), "filled": [len(kept)]}
 
 
 @dataclass(frozen=True, eq=False)

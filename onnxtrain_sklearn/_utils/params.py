@@ -2,7 +2,7 @@
 
 A component (:class:`Component`: a loss, an optimizer, a schedule, a builder) stores the arguments of its constructor
 and nothing else, as scikit-learn requires; its class declares in :attr:`Component.valid` the valid values of each
-parameter. :func:`resolve` looks up a component by its name and validates it. Estimators declare a :class:`Parameter`
+parameter. :func:`resolve` looks up a component by its name and validates it. Estimators declare a :class:`Declaration`
 with rules and text for each argument; :func:`documented` writes their docstrings.
 """
 
@@ -390,7 +390,7 @@ K = TypeVar("K", bound=type)
 
 
 @dataclass(frozen=True)
-class Parameter:
+class Declaration:
     """The declaration of a parameter.
 
     Attributes
@@ -419,15 +419,15 @@ class Parameter:
         return f"{name} : {self.kind}, default={shown}\n{indent(self.text.strip(), '    ')}\n"
 
 
-def switch(text: str, *, tunes: bool = False) -> Parameter:
+def switch(text: str, *, tunes: bool = False) -> Declaration:
     """Return the declaration of a parameter that is True or False."""
-    return Parameter("bool", text, (bool,), tunes=tunes)
+    return Declaration("bool", text, (bool,), tunes=tunes)
 
 
 _DECLARATION = "declaration"
 
 
-def declare(default: object, parameter: Parameter) -> Any:
+def declare(default: object, parameter: Declaration) -> Any:
     """Return a field of a dataclass for a parameter; :func:`documented` collects the declarations of the fields."""
     return field(default=default, metadata={_DECLARATION: parameter})
 
@@ -435,7 +435,7 @@ def declare(default: object, parameter: Parameter) -> Any:
 @lru_cache(maxsize=64)
 def rules_of(kind: Any) -> Rules:
     """Return the rules of the parameters of a class that have rules."""
-    declared: Mapping[str, Parameter] = kind.declared
+    declared: Mapping[str, Declaration] = kind.declared
     return {name: parameter.rules for name, parameter in declared.items() if parameter.rules}
 
 
@@ -450,7 +450,7 @@ def documented(**texts: str) -> Callable[[K], K]:
         in_fields = {
             one.name: one.metadata[_DECLARATION] for one in fields(kind) if one.init and _DECLARATION in one.metadata
         }
-        declared: Mapping[str, Parameter] = {**kind.declared, **in_fields}
+        declared: Mapping[str, Declaration] = {**kind.declared, **in_fields}
         kind.declared = declared
         if cls.__doc__ is not None:  # python -OO
             # in the order and with the defaults of the constructor

@@ -26,7 +26,7 @@ from .._estimators.parameters import SET, attributes, naming_places
 from .._estimators.pickling import cloned
 from .._estimators.regressor import OrtGradientRegressor
 from .._estimators.streams import joined_parts, require_hard_labels
-from .._utils.params import POSITIVE, Instance, Parameter, check_parameters, declare, documented
+from .._utils.params import POSITIVE, Declaration, Instance, check_parameters, declare, documented
 from .._utils.typing import MatrixLike
 from ..callbacks.checkpoint import Checkpoint
 from ..exceptions import InvalidParameterError, warn
@@ -99,17 +99,17 @@ class _FitStream(ClusterStream):
 class OnCluster:
     """What both estimators of a cluster add to the local ones, from which they derive too."""
 
-    client: Any = declare(None, Parameter("distributed.Client or None", """
+    client: Any = declare(None, Declaration("distributed.Client or None", """
 The cluster. None: the current client. Clones share it; pickles and copies have None."""))
-    averaging: LocalSGD | None = declare(None, Parameter("LocalSGD or None", """
+    averaging: LocalSGD | None = declare(None, Declaration("LocalSGD or None", """
 How shards of the rows train together (:class:`LocalSGD`). None: ``LocalSGD()``.""",
         (Instance(LocalSGD, "a LocalSGD"), None)))
-    checkpoint: str | os.PathLike[str] | Checkpoint | None = declare(None, Parameter(
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = declare(None, Declaration(
         "str, path, Checkpoint or None", """
 Folder, or :class:`~onnxtrain_sklearn.callbacks.Checkpoint`, of the files from which the same call of ``fit`` resumes
 after each epoch, to the same bits, also on another cluster. The client writes them. None: no files. The states of
 workers need no files: a worker that dies is replaced within ``fit``."""))
-    timeout: float | None = declare(None, Parameter("float or None", """
+    timeout: float | None = declare(None, Declaration("float or None", """
 Seconds that a round, or the reading of the table, may take. None: no limit. A cluster without a worker that runs tasks
 is an error after 20 seconds anyway.""", (POSITIVE, None)))
     # fmt: on

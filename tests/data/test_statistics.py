@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.utils.class_weight import compute_class_weight
 
 from onnxtrain_sklearn._data.class_weight import balanced_weights
-from onnxtrain_sklearn._data.statistics import Extremes, LabelCounts, Moments, Quantiles, exact_quantiles
+from onnxtrain_sklearn._data.statistics import ColumnQuantiles, Extremes, LabelCounts, Moments, exact_quantiles
 
 RNG = np.random.default_rng(0)
 BORDERS = (0, 1, 1, 40, 700, 999)
@@ -168,14 +168,14 @@ SHARES = np.array([0, 0.01, 0.25, 0.5, 0.75, 0.999, 1])
 @each_way
 @pytest.mark.parametrize("name", ["normal", "missing", "sorted"])
 def test_quantiles_are_exact_where_all_numbers_are_kept(name, join):
-    found = join(Quantiles, COLUMNS[name])
+    found = join(ColumnQuantiles, COLUMNS[name])
     assert_array_equal(found.at(SHARES), np.nanquantile(COLUMNS[name], SHARES, axis=0))
     assert not found.rank_error.any()
     assert_array_equal(found.counts, (~np.isnan(COLUMNS[name])).sum(axis=0))
 
 
 def test_quantiles_of_one_array_are_those_of_numpy_to_the_bit():
-    assert_array_equal(Quantiles().update(NORMAL).at(SHARES), np.quantile(NORMAL, SHARES, axis=0))
+    assert_array_equal(ColumnQuantiles().update(NORMAL).at(SHARES), np.quantile(NORMAL, SHARES, axis=0))
 
 
 STREAMS = {
@@ -194,12 +194,12 @@ def test_ranks_of_sketched_quantiles_are_within_the_stated_error(name, pairs, si
     values, shares = STREAMS[name][:, None], np.linspace(0, 1, 201)
     parts = [values[i : i + size] for i in range(0, len(values), size)]
     if pairs:
-        halves = [Quantiles(512), Quantiles(512)]
+        halves = [ColumnQuantiles(512), ColumnQuantiles(512)]
         for i, part in enumerate(parts):
             halves[i % 2].update(part)
         found = halves[0].merge(halves[1])
     else:
-        found = Quantiles(512)
+        found = ColumnQuantiles(512)
         for part in parts:
             found.update(part)
     error = np.abs(found.at(shares)[:, 0] / 199_999 - shares).max()
@@ -208,7 +208,7 @@ def test_ranks_of_sketched_quantiles_are_within_the_stated_error(name, pairs, si
 
 
 def test_sketch_keeps_a_few_numbers_of_many():
-    found = Quantiles(512)
+    found = ColumnQuantiles(512)
     for _ in range(100):
         found.update(RNG.normal(size=(5000, 1)))
     assert sum(map(len, found._columns[0].levels)) < 512 * 12
@@ -217,27 +217,27 @@ def test_sketch_keeps_a_few_numbers_of_many():
 
 @pytest.mark.parametrize("count", [3, 5000])
 def test_add_repeats_equals_filled_values(count):
-    found = Quantiles(1024).update(NORMAL).add_repeats(np.full(3, 0.25), np.full(3, count))
+    found = ColumnQuantiles(1024).update(NORMAL).add_repeats(np.full(3, 0.25), np.full(3, count))
     filled = np.concatenate([NORMAL, np.full((count, 3), 0.25)])
     assert_allclose(found.at(np.array([0.25, 0.5, 0.75])), np.quantile(filled, [0.25, 0.5, 0.75], axis=0), atol=0.02)
     assert_array_equal(found.counts, 1000 + count)
 
 
 def test_quantiles_of_no_numbers_are_missing():
-    assert np.isnan(Quantiles().update(np.full((3, 1), np.nan)).at(SHARES)).all()
+    assert np.isnan(ColumnQuantiles().update(np.full((3, 1), np.nan)).at(SHARES)).all()
     with pytest.raises(ValueError, match="at least two numbers"):
-        Quantiles(1)
+        ColumnQuantiles(1)
 
 
 def test_same_blocks_give_the_same_sketch():
-    one, other = (Quantiles(64).update(NORMAL).update(NORMAL[::-1]).at(SHARES) for _ in range(2))
+    one, other = (ColumnQuantiles(64).update(NORMAL).update(NORMAL[::-1]).at(SHARES) for _ in range(2))
     assert_array_equal(one, other)
 
 
 @each_way
 def test_distinct_numbers_are_counted_exactly_where_all_are_kept(join):
     values = np.where(RNG.uniform(size=(1000, 2)) < 0.2, np.nan, RNG.integers(0, 9, (1000, 2)))
-    for (found, counts), column in zip(join(Quantiles, values).distinct(), values.T, strict=True):
+    for (found, counts), column in zip(join(ColumnQuantiles, values).distinct(), values.T, strict=True):
         assert dict(zip(found.tolist(), counts.tolist(), strict=True)) == {
             value: int((column == value).sum()) for value in range(9)
         }
@@ -245,7 +245,7 @@ def test_distinct_numbers_are_counted_exactly_where_all_are_kept(join):
 
 def test_counts_of_sketched_numbers_are_within_twice_the_rank_error():
     column = np.where(RNG.uniform(size=100_000) < 0.3, 0.5, RNG.normal(size=100_000))
-    sketch = Quantiles(512)
+    sketch = ColumnQuantiles(512)
     for part in np.split(column, 100):
         sketch.update(part[:, np.newaxis])
     ((found, counts),) = sketch.distinct()

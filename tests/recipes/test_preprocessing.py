@@ -17,13 +17,13 @@ from sklearn.preprocessing import OrdinalEncoder, QuantileTransformer
 from onnxtrain_sklearn import clear_cache
 from onnxtrain_sklearn._ir.protobuf import to_proto
 from onnxtrain_sklearn._ort import devices
-from onnxtrain_sklearn._recipes.preprocessing import Quantile, Robust, _open_graphs, fit_preprocessing
+from onnxtrain_sklearn._recipes.preprocessing import QuantileScaling, RobustScaling, _open_graphs, fit_preprocessing
 from onnxtrain_sklearn._recipes.raw_table import categorical_columns, read_table
 
 CPU = devices.resolve_device()
 
 
-def fitted(X, scaling=Robust, **settings):
+def fitted(X, scaling=RobustScaling, **settings):
     table = read_table(BaseEstimator(), X, reset=True)
     categorical = categorical_columns(table, settings.pop("categorical", "from_dtype"))
     return fit_preprocessing(table, categorical, scaling, np.random.RandomState(0), **settings), table
@@ -73,7 +73,7 @@ def test_quantiles_are_those_of_scikit_learn(n_quantiles):
     X = uneven_data()
     reference = QuantileTransformer(n_quantiles=n_quantiles, output_distribution="normal").fit(X)
     preprocessing, _ = fitted(X)
-    preprocessing.scaling = Quantile.of(reference.quantiles_, reference.references_)
+    preprocessing.scaling = QuantileScaling.of(reference.quantiles_, reference.references_)
     rng = np.random.default_rng(1)
     other = (X[rng.permutation(len(X))] * rng.uniform(0.5, 1.5, X.shape)).astype(np.float32).astype(float)
     usual = [i for i in range(X.shape[1]) if X[:, i].std() > 1e-4]  # smaller ones are within scikit-learn's tolerance
@@ -84,7 +84,7 @@ def test_quantiles_are_those_of_scikit_learn(n_quantiles):
 
 def test_noise_of_the_quantiles_does_not_depend_on_the_unit():
     X = load_wine().data
-    results = [applied(fitted(X * unit, Quantile)[0], X * unit) for unit in (1.0, 2.0**-20, 2.0**20)]
+    results = [applied(fitted(X * unit, QuantileScaling)[0], X * unit) for unit in (1.0, 2.0**-20, 2.0**20)]
     np.testing.assert_allclose(results[0], results[1], atol=1e-6)
     np.testing.assert_allclose(results[0], results[2], atol=1e-6)
     reference = QuantileTransformer(n_quantiles=10, output_distribution="normal").fit_transform(X)
@@ -194,7 +194,7 @@ def test_columns_of_another_kind_are_refused_later():
         applied(preprocessing, pd.DataFrame({"n": [1.0], "t": [1.0]}))
 
 
-@pytest.mark.parametrize("scaling", [Robust, Quantile])
+@pytest.mark.parametrize("scaling", [RobustScaling, QuantileScaling])
 def test_pickles_transform_the_same(scaling):
     X = load_wine().data
     preprocessing, table = fitted(X, scaling)
@@ -209,7 +209,7 @@ def random_table(seed):
     )
 
 
-@pytest.mark.parametrize("scaling", [Robust, Quantile])
+@pytest.mark.parametrize("scaling", [RobustScaling, QuantileScaling])
 def test_fits_of_equal_form_share_a_graph_without_their_numbers(scaling):
     """The session of a form takes the numbers as inputs; the graph that is given away holds them."""
     clear_cache()
@@ -233,6 +233,6 @@ def test_fits_of_equal_form_share_a_graph_without_their_numbers(scaling):
 
 def test_columns_may_be_named_as_the_numbers_are():
     frame = random_table(0).rename(columns={"a": "_.center", "b": "__.fill"})
-    preprocessing, table = fitted(frame, Robust)
-    plain, same = fitted(random_table(0), Robust)
+    preprocessing, table = fitted(frame, RobustScaling)
+    plain, same = fitted(random_table(0), RobustScaling)
     np.testing.assert_array_equal(preprocessing.transform(table, CPU), plain.transform(same, CPU))

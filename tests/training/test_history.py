@@ -51,6 +51,8 @@ def test_curves_are_values():
         twin = how(first)
         assert twin.plus(1.0).values() == [*map(float, range(20)), 1.0]
         assert second.values()[-1] == 7.0
+    assert first.plus(5.0).last() == 5.0
+    assert second.last() == 7.0
     read_only = Curve(first.buffer[:20], 20)
     read_only.buffer.flags.writeable = False
     assert read_only.plus(3.0).last() == 3.0
