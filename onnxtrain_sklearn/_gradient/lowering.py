@@ -241,10 +241,10 @@ class _Step:
         bound = attribute(self.d.node, "clip", None)
         return self.d.functions[index](self.op, x if bound is None else self.op.Clip(x, -float(bound), float(bound)))
 
-    def parts(self, value: ir.Value, count: int) -> Sequence[ir.Value]:
-        """Split the last axis into the gates."""
-        sizes = [self.d.size] * count
-        return self.op.emit("Split", value, outputs=count, axis=-1, split=sizes)
+    def cut(self, value: ir.Value, *gates: int) -> Sequence[ir.Value]:
+        """Cut the last axis into parts of so many gates. Gates with one activation stay together: nodes take time."""
+        sizes = [count * self.d.size for count in gates]
+        return self.op.emit("Split", value, outputs=len(gates), axis=-1, split=sizes)
 
 
 def _rnn_step(s: _Step) -> list[ir.Value]:
@@ -253,19 +253,18 @@ def _rnn_step(s: _Step) -> list[ir.Value]:
 
 
 def _gru_step(s: _Step) -> list[ir.Value]:
-    """Emit a GRU step; with ``linear_before_reset``, the reset gate applies after the recurrent product."""
-    op, (h,), size = s.op, s.states, s.d.size
-    xz, xr, xh = s.parts(s.x, 3)
+    """Emit a GRU step (gates z, r, h); with ``linear_before_reset``, r applies after the recurrent product."""
+    op, (h,) = s.op, s.states
+    x_both, xh = s.cut(s.x, 2, 1)
     if attribute(s.d.node, "linear_before_reset", 0):
-        hz, hr, product = s.parts(op.MatMul(h, s.d.recurrence), 3)
+        h_both, product = s.cut(op.MatMul(h, s.d.recurrence), 2, 1)
         if s.d.bias is not None:
             product = op.Add(product, s.d.bias)
-        z, r = s.activate(0, op.Add(xz, hz)), s.activate(0, op.Add(xr, hr))
+        z, r = s.cut(s.activate(0, op.Add(x_both, h_both)), 1, 1)
         candidate = s.activate(1, op.Add(xh, op.Mul(r, product)))
     else:
-        both, last = op.emit("Split", s.d.recurrence, outputs=2, axis=-1, split=[2 * size, size])
-        hz, hr = s.parts(op.MatMul(h, both), 2)
-        z, r = s.activate(0, op.Add(xz, hz)), s.activate(0, op.Add(xr, hr))
+        both, last = s.cut(s.d.recurrence, 2, 1)
+        z, r = s.cut(s.activate(0, op.Add(x_both, op.MatMul(h, both))), 1, 1)
         candidate = s.activate(1, op.Add(xh, op.MatMul(op.Mul(r, h), last)))
     return [op.Add(op.Mul(op.Sub(1.0, z), candidate), op.Mul(z, h))]
 
@@ -273,7 +272,13 @@ def _gru_step(s: _Step) -> list[ir.Value]:
 def _lstm_step(s: _Step) -> list[ir.Value]:
     """Emit an LSTM step (gates i, o, f, c). The output gate's peephole reads the new cell state, the others the old."""
     op, (h, c) = s.op, s.states
-    i, o, f, g = s.parts(op.Add(s.x, op.MatMul(h, s.d.recurrence)), 4)
+    given = op.Add(s.x, op.MatMul(h, s.d.recurrence))
+    if not s.d.peepholes and not attribute(s.d.node, "input_forget", 0):
+        gates, g = s.cut(given, 3, 1)
+        i, o, f = s.cut(s.activate(0, gates), 1, 1, 1)
+        cell = op.Add(op.Mul(f, c), op.Mul(i, s.activate(1, g)))
+        return [op.Mul(o, s.d.functions[2](op, cell)), cell]
+    i, o, f, g = s.cut(given, 1, 1, 1, 1)
     if s.d.peepholes:
         p_i, p_o, p_f = s.d.peepholes
         i, f = op.Add(i, op.Mul(p_i, c)), op.Add(f, op.Mul(p_f, c))
