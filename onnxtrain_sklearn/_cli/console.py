@@ -26,6 +26,7 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 import onnx
 
+from .._recipes.base import BaseRecipe
 from .._training.history import Epoch
 from .._utils.typing import Estimator
 from .._utils.untrusted_text import json_escaped, printable
@@ -277,16 +278,21 @@ def write_model(model: onnx.ModelProto, path: Path) -> int:
 
 @contextmanager
 def epochs_shown(
-    estimator: Estimator, console: Console, earlier: int = 0, *, limit: float | None = None
+    estimator: Estimator, console: Console, n_rows: int, earlier: int = 0, *, limit: float | None = None
 ) -> Iterator[None]:
-    """Print epochs while ``estimator`` is fitted, counted from the ``earlier`` ones that it goes on from.
+    """Print epochs while ``estimator`` is fitted to so many rows, counted from ``earlier`` ones that it goes on from.
 
     ``limit`` is the most seconds of the fit. The callbacks are removed afterwards: a stored estimator has only its own.
     """
-    own, epochs = estimator.callbacks, estimator.max_iter
-    total = None if isinstance(epochs, str) else earlier + int(epochs)  # "auto": known only to the fit
-    limits = [] if limit is None else [TimeLimit(limit)]
-    estimator.callbacks = [*(own or ()), EpochProgress(console, total), *limits]
+    own, limits, networks, planned = estimator.callbacks, list[Any](), 1, estimator
+    if isinstance(estimator, BaseRecipe):
+        planned = estimator._for_rows(n_rows)
+        networks, limit = int(planned.n_ensembles), estimator.time_limit
+    elif limit is not None:
+        limits = [TimeLimit(limit)]
+    total = None if isinstance(planned.max_iter, str) else int(planned.max_iter)
+    progress = EpochProgress(console, total, earlier, networks, limit)
+    estimator.callbacks = [*(own or ()), progress, *limits]
     try:
         yield
     finally:
@@ -295,19 +301,59 @@ def epochs_shown(
 
 @dataclass
 class EpochProgress:
-    """Prints epochs on stderr: at most one a second, and in long trainings one for each tenth of the time so far."""
+    """Prints epochs on stderr: at most one a second, and in long trainings one for each tenth of the time so far.
+
+    Attributes
+    ----------
+    console : Console
+    planned : int or None
+        The most epochs of a network.
+    earlier : int
+        Epochs of earlier trainings, which the numbers of epochs include.
+    networks : int
+        Networks that are trained one after the other.
+    limit : float or None
+        The most seconds of the training.
+    """
 
     console: Console
-    total: int | None
+    planned: int | None
+    earlier: int = 0
+    networks: int = 1
+    limit: float | None = None
+    network: int = 1
+    last: int = 0
     begun: float = field(default_factory=time.monotonic)
     printed: float = field(default=-np.inf)
 
     def __call__(self, epoch: Epoch) -> None:
         now = time.monotonic()
-        is_last = self.total is not None and epoch.number >= self.total
+        if epoch.number <= self.last:
+            self.network += 1
+        self.last = epoch.number
+        total = None if self.planned is None else self.earlier + self.planned
+        is_last = total is not None and epoch.number >= total and self.network >= self.networks
         if not is_last and now - self.printed < max(1.0, (now - self.begun) / 10):
             return
         self.printed = now
         score = "" if epoch.validation_score is None else f", validation score {epoch.validation_score:.4f}"
-        most = "" if self.total is None else f" of at most {self.total}"
-        self.console.progress(f"epoch {epoch.number}{most}: loss {epoch.loss:.5g}{score}")
+        most = "" if total is None else f" of at most {total}"
+        of_network = f"network {self.network} of {self.networks}, " if self.networks > 1 else ""
+        left = "" if is_last or (seconds := self.seconds_left(now)) is None else f", {_duration(seconds)} left at most"
+        self.console.progress(f"{of_network}epoch {epoch.number}{most}: loss {epoch.loss:.5g}{score}{left}")
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the time that is left if all epochs take as long as the ones so far; None if it is not known."""
+        elapsed = now - self.begun
+        bounds = [] if self.limit is None else [max(0.0, self.limit - elapsed)]
+        if self.planned is not None:
+            done = (self.network - 1) * self.planned + self.last - self.earlier
+            if 0 < done <= self.planned * self.networks:
+                bounds.append(elapsed / done * (self.planned * self.networks - done))
+        return min(bounds, default=None)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -82,7 +82,7 @@ def _predict(options: argparse.Namespace, console: Console) -> Outcome:
             require_columns(piece.frame, options.keep, "--keep")
             require_columns(piece.frame, options.columns or [], "--columns")
             frame = without_columns(piece.frame, options.drop)
-            columns = output_columns(runner.run(frame), runner.table.get("classes"))
+            columns = output_columns(runner.run(frame), told.get("classes"), told.get("quantiles"))
             if clash := [name for name in options.keep if name in columns]:
                 raise UsageError(f"--keep {clash[0]!r}: the model has an output of that name.")
             yield Results(piece, options.keep, columns)
@@ -179,7 +179,9 @@ def _write_parquet(results: Iterator[Results], folder: Path, name: str | None) -
     return rows, columns
 
 
-def output_columns(outputs: Mapping[str, Output], classes: Sequence[object] | None) -> dict[str, np.ndarray]:
+def output_columns(
+    outputs: Mapping[str, Output], classes: Sequence[object] | None, quantiles: Sequence[float] | None = None
+) -> dict[str, np.ndarray]:
     """Return the outputs of a model as columns: NAME, or NAME_CLASS or NAME_INDEX for several numbers a row."""
     columns: dict[str, np.ndarray] = {}
     for name, values in outputs.items():
@@ -191,7 +193,8 @@ def output_columns(outputs: Mapping[str, Output], classes: Sequence[object] | No
         if flat.shape[1] == 1:
             columns[name] = flat[:, 0]
             continue
-        labels = classes if classes is not None and len(classes) == flat.shape[1] else range(flat.shape[1])
+        known = quantiles if name == "quantiles" else classes
+        labels = known if known is not None and len(known) == flat.shape[1] else range(flat.shape[1])
         columns |= {f"{name}_{label}": flat[:, i] for i, label in enumerate(labels)}
     return columns
 

@@ -46,6 +46,7 @@ COMMANDS = (
     ListedCommand("inspect", "inspect", "show inputs, outputs and parameters, and what each engine differentiates"),
     ListedCommand("train", "train", "train a network on a table and write it as ONNX"),
     ListedCommand("predict", "predict", "run an ONNX file on a table and write its outputs as CSV or Parquet"),
+    ListedCommand("compare", "compare", "run two ONNX files on a table and compare their predictions and scores"),
     ListedCommand("gradient", "export", "write the graph that computes the gradient of an output"),
     ListedCommand("export-training", "export", "write graphs that train a model in any onnxruntime"),
     ListedCommand("bench", "doctor", "time a training step of a network with each engine"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import GroupShuffleSplit, train_test_split
 
 from .._data.row_blocks import RowBlocks, file_dataset
 from .console import Console, UsageError
@@ -48,16 +48,86 @@ SAMPLE_ROWS = 100_000
 
 
 @dataclass(frozen=True)
+class Order:
+    """The column that says which rows belong to one part, training or test.
+
+    Attributes
+    ----------
+    option : {"--group", "--time"}
+    values : ndarray
+        The number of the group of each row, or a number that rises with its time.
+    """
+
+    option: str
+    values: np.ndarray
+
+    def at(self, places: np.ndarray) -> Order:
+        """Return the order of the rows at these places."""
+        return Order(self.option, self.values[places])
+
+    def held_out(self, share: float, seed: int) -> np.ndarray:
+        """Return the mask of about a share of the rows: of whole groups, or the last ones in time.
+
+        Rows of one time are in one part.
+        """
+        if self.option == "--group":
+            if len(np.unique(self.values)) < 2:
+                raise ValueError("--group: there is one group in the rows to split; a split needs two.")
+            splitter = GroupShuffleSplit(1, test_size=share, random_state=seed)
+            _, held = next(splitter.split(self.values, groups=self.values))
+            mask = np.zeros(len(self.values), bool)
+            mask[held] = True
+            return mask
+        moments, counts = np.unique(self.values, return_counts=True)
+        if len(moments) < 2:
+            raise ValueError("--time: all rows to split have the same time; a split needs two.")
+        after = np.cumsum(counts[::-1])[::-1]  # rows at each time or later
+        first = max(1, int(np.argmin(np.abs(after - share * len(self.values)))))
+        return np.asarray(self.values >= moments[first])
+
+
+def order_of(frame: pandas.DataFrame, options: argparse.Namespace) -> Order | None:
+    """Return the order that ``--group`` or ``--time`` names."""
+    for option, name in (("--group", options.group), ("--time", options.time)):
+        if name is None:
+            continue
+        require_columns(frame, [name], option)
+        column = frame[name]
+        if missing := int(column.isna().sum()):
+            raise ValueError(f"{option} {name!r} is missing in {missing} of {len(column)} rows: remove these rows.")
+        if option == "--group":
+            return Order(option, np.unique(column.astype(str), return_inverse=True)[1])
+        if getattr(column.dtype, "kind", "O") in "iuf":
+            return Order(option, column.to_numpy())
+        pandas = pandas_module()
+        try:
+            times = pandas.to_datetime(column, **({} if column.dtype.kind == "M" else {"format": "ISO8601"}), utc=True)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"--time {name!r} holds {column.iloc[0]!r}: write numbers, or dates as in 2026-01-31 or "
+                "2026-01-31T12:00, which have one meaning."
+            ) from error
+        return Order(option, times.astype("datetime64[ns, UTC]").astype(np.int64).to_numpy())
+    return None
+
+
+@dataclass(frozen=True)
 class Rows:
     """Rows of a table in memory: the columns besides the target, and the targets."""
 
     frame: pandas.DataFrame
     y: np.ndarray
+    order: Order | None = None
+    """Groups or times of the rows, for --group and --time."""
 
     @property
     def n_rows(self) -> int:
         """Number of rows."""
         return len(self.y)
+
+    def at(self, places: np.ndarray) -> Rows:
+        """Return the rows at these places."""
+        return Rows(self.frame.iloc[places], self.y[places], self.order and self.order.at(places))
 
     def parts(self) -> Iterator[Rows]:
         """Yield all rows, in parts that fit into memory."""
@@ -219,6 +289,11 @@ def rows_to_train(
     source = open_table(options.data, options, console)
     name = source.name
     if is_large(source.files):
+        if options.group is not None or options.time is not None:
+            raise UsageError(
+                f"{name!r} has more than {MOST_ROWS:,} rows, of which blocks are read: --group and --time are for "
+                "smaller tables. Split the table yourself, and name the parts by --test and --validation."
+            )
         table = _blocks(source, options.target, options.drop)
         target = _target_of_blocks(table, options.target, task)
         console.progress(f"{name}: {table.n_rows} rows in {len(table)} blocks")
@@ -230,6 +305,10 @@ def rows_to_train(
         look(frame_of(table.block(0)[0]))
     else:
         whole = without_columns(source.read(), options.drop)
+        order = order_of(whole, options)
+        if options.target in (options.group, options.time):
+            raise UsageError(f"{options.target!r} is the --target, and cannot say which rows belong together.")
+        whole = whole.drop(columns=[one for one in (options.group, options.time) if one is not None])
         target = target_of(whole, options.target, task)
         if len(whole.columns) == 1:
             raise ValueError(f"{name}: there is no column besides the target {target.name!r} to predict it from.")
@@ -238,7 +317,7 @@ def rows_to_train(
         console.progress(f"{name}: {len(frame)} rows, {len(columns)} columns besides the target")
         console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
         look(frame)
-        train, test = Rows(frame, target.values_of(whole[target.name])), None
+        train, test = Rows(frame, target.values_of(whole[target.name]), order), None
         if options.test is None and options.holdout:
             train, test = _split(train, target.task, options.holdout, options.seed)
 
@@ -272,6 +351,9 @@ def _split(rows: Rows, task: TableTask, share: float, seed: int) -> tuple[Rows, 
     n_rows = len(rows.y)
     if n_rows < 2:
         raise ValueError("One row cannot be split: give --holdout 0.")
+    if rows.order is not None:
+        held = rows.order.held_out(share, seed)
+        return rows.at(np.flatnonzero(~held)), rows.at(np.flatnonzero(held))
     strata = None
     if task == "classification":
         _, counts = np.unique(rows.y, return_counts=True)
@@ -280,7 +362,7 @@ def _split(rows: Rows, task: TableTask, share: float, seed: int) -> tuple[Rows, 
             strata = rows.y
     train, test = train_test_split(np.arange(n_rows), stratify=strata, test_size=share, random_state=seed)
     train, test = np.sort(train), np.sort(test)
-    return Rows(rows.frame.iloc[train], rows.y[train]), Rows(rows.frame.iloc[test], rows.y[test])
+    return rows.at(train), rows.at(test)
 
 
 def _blocks(source: Table, target: str, drop: Any, columns: Any = None) -> RowBlocks:

@@ -271,8 +271,8 @@ def assess(trained: Trained, train: Rows, test: Rows, task: TableTask, *, positi
         shares = model.predict_proba(table) if known else None
         scores, answers = Scores(task, known, positive), np.asarray(model.predict(table))
         scores.update(test.y, answers, shares)
-        baselines[name], losses[name] = scores.by_name(), _losses(test.y, answers, shares, known)
-    own_losses = _losses(test.y, predicted, probabilities, labels)
+        baselines[name], losses[name] = scores.by_name(), row_losses(test.y, answers, shares, known)
+    own_losses = row_losses(test.y, predicted, probabilities, labels)
     per_class: dict[Any, tuple[float, float, float, int]] = {}
     if task == "classification":
         parts = metrics.precision_recall_fscore_support(test.y, predicted, labels=labels, zero_division=0)
@@ -340,7 +340,7 @@ def _baselines(table: pandas.DataFrame, task: TableTask, seed: int) -> dict[str,
     return {"HistGradientBoosting": make_pipeline(trees, boosted), type(plain).__name__: make_pipeline(linear, plain)}
 
 
-def _losses(y: np.ndarray, predicted: np.ndarray, probabilities: Any, labels: Sequence[Any]) -> np.ndarray:
+def row_losses(y: np.ndarray, predicted: np.ndarray, probabilities: Any, labels: Sequence[Any]) -> np.ndarray:
     """Return the loss of each row: minus the logarithm of the probability of its class, an error, or a square."""
     if y.dtype.kind == "f" and not labels:
         return np.asarray((y - predicted.ravel()) ** 2)
@@ -352,21 +352,26 @@ def _losses(y: np.ndarray, predicted: np.ndarray, probabilities: Any, labels: Se
 
 
 def verdict(
-    own: np.ndarray, others: Mapping[str, np.ndarray], task: TableTask, *, has_probabilities: bool = True
+    own: np.ndarray,
+    others: Mapping[str, np.ndarray],
+    task: TableTask,
+    *,
+    has_probabilities: bool = True,
+    name: str = "the trained model",
 ) -> str:
     """Return a sentence that compares the mean losses, with twice the standard error of their difference as chance."""
     if not others:
         return "There is no other model to compare with."
     what = "mean squared error" if task == "regression" else "log loss" if has_probabilities else "share of errors"
     parts = []
-    for name, losses in others.items():
+    for other, losses in others.items():
         gap = losses - own
         error = float(np.std(gap, ddof=1) / math.sqrt(len(gap))) if len(gap) > 1 else math.inf
         mean = float(np.mean(gap))
         word = "as good as" if abs(mean) <= 2 * error else "better than" if mean > 0 else "worse than"
-        parts.append(f"{word} {name} ({np.mean(losses):.4g})")
+        parts.append(f"{word} {other} ({np.mean(losses):.4g})")
     return (
-        f"By {what} on {len(own)} rows, the trained model ({np.mean(own):.4g}) is {' and '.join(parts)}; differences "
+        f"By {what} on {len(own)} rows, {name} ({np.mean(own):.4g}) is {' and '.join(parts)}; differences "
         "within two standard errors count as none."
     )
 
@@ -380,7 +385,7 @@ def _importances(trained: Trained, test: Rows, labels: Sequence[Any], seed: int)
         table = trained.prepare(X)
         has_shares = bool(labels) and hasattr(estimator, "predict_proba")
         shares = np.asarray(estimator.predict_proba(table), np.float64) if has_shares else None
-        return -float(np.mean(_losses(y, np.asarray(estimator.predict(table)), shares, labels)))
+        return -float(np.mean(row_losses(y, np.asarray(estimator.predict(table)), shares, labels)))
 
     found = permutation_importance(
         trained.predictor, frame, y, scoring=score, n_repeats=5 if len(trained.columns) <= 50 else 1, random_state=seed

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
+import onnx.compose
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
+from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -29,10 +31,12 @@ from .._data.inputs import WARNINGS
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._fitted import skl2onnx_bridge
+from .._ir.files import read
 from .._multi_output.estimator import OrtGradientMultiOutput
 from .._pretrained.ml_files import TABLE_KEY
 from .._recipes.base import BaseRecipe
 from .._utils.typing import Estimator, FrameLike, MatrixLike
+from ..losses import Quantiles
 from ..models import GraphModel, Linear
 from .console import (
     Command,
@@ -80,6 +84,7 @@ from .tables import (
     MISSING_TEXT,
     TableTask,
     as_numbers_and_text,
+    require_columns,
     table_arguments,
     table_files,
     text_columns,
@@ -124,6 +129,13 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--holdout", type=_share, default=0.2, metavar="SHARE", help="rows to test on, 0: none; default: %(default)s")
     add("--test", type=Path, metavar="FILE", help="a table to test on, in place of --holdout")
     add("--validation", type=Path, metavar="FILE", help="a table whose score ends the training (early stopping)")
+    order = parser.add_mutually_exclusive_group()
+    groups = "a column whose equal values stay together: no group is both trained on and tested on; it is no input"
+    order.add_argument("--group", metavar="COLUMN", help=groups)
+    times = "a column of times (numbers or ISO dates): the last rows are those to test and to stop on; it is no input"
+    order.add_argument("--time", metavar="COLUMN", help=times)
+    levels = "regression: predict these quantiles too, 0.5 among them, such as 0.1,0.5,0.9"
+    add("--quantiles", type=_levels, metavar="Q,Q,...", help=levels)
     add("--time-limit", type=_seconds, metavar="SECONDS", help="end the training after this time")
     add(
         "--seed", type=int, default=0, metavar="N", help="of the split, the weights and the order; default: %(default)s"
@@ -141,6 +153,13 @@ def _share(text: str) -> float:
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"a share of the rows from 0 to below 1, got {text}")
     return value
+
+
+def _levels(text: str) -> list[float]:
+    levels = [float(one) for one in text.split(",")]
+    if not all(0 < one < 1 for one in levels) or sorted(set(levels)) != levels or 0.5 not in levels:
+        raise argparse.ArgumentTypeError(f"rising numbers between 0 and 1, 0.5 among them, got {text}")
+    return levels
 
 
 def _seconds(text: str) -> float:
@@ -162,12 +181,16 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     settings = parsed_settings(options.set)
     limit = options.time_limit
     default = DEFAULT_MODEL
-    if options.model is None and is_large(files):
+    if options.model is None and (options.quantiles is not None or is_large(files)):
         default = DEFAULT_NETWORK
     option = model_named(options.model or default, options.trust)  # before the table is read, which may take long
     if (constants := constant_inputs(option, options.constant)) is not None:
         option = replace(option, model=GraphModel(option.model, constant_inputs=constants))
-    splits = rows_to_train(options, _task_of_model(option, options.task), console, warn_of_row_numbers)
+    task = _task_of_model(option, options.task)
+    if options.quantiles is not None:
+        settings = with_quantiles(settings, options.quantiles, option, task)
+        task = "regression"
+    splits = rows_to_train(options, task, console, warn_of_row_numbers)
     target = splits.target
 
     # Fit, write and compare.
@@ -264,6 +287,25 @@ def _summary(record: Record) -> list[str]:
     return [*lines, *record.get("report", [])]
 
 
+def with_quantiles(
+    settings: Mapping[str, object], levels: list[float], option: ModelOption, task: TableTask | None
+) -> dict[str, object]:
+    """Return the settings of an estimator that predicts these quantiles.
+
+    Raises
+    ------
+    UsageError
+        The model or another option does not go with quantiles.
+    """
+    if option.kind != "builder":
+        raise UsageError(f"--quantiles is for --model {' or '.join(BUILDERS)}, got {option.text}.")
+    if task == "classification":
+        raise UsageError("--quantiles predicts numbers, and --task classification predicts classes.")
+    if "loss" in settings:
+        raise UsageError("--quantiles sets the loss: leave out --set loss.")
+    return {**settings, "loss": Quantiles(levels)}
+
+
 def _task_of_model(option: ModelOption, task: TableTask | None) -> TableTask | None:
     """Return the task that a fitted model has; for others, the one that was given."""
     if option.kind not in ("fitted", "own"):
@@ -310,11 +352,14 @@ def fit_option(
         estimator.set_params(**LINEAR_STEPS, **patience)
     apply_settings(estimator, settings)
     if option.kind == "builder":
-        return _train_table_pipeline(estimator, rows, validation, limit, console)
+        return _train_table_pipeline(estimator, rows, validation, settings, limit, console)
     frame = rows.sample().frame
     names = list(frame.columns)
     if option.kind == "fitted":
         prepare, names = fitted_columns(option, frame)
+    elif known := columns_of_file(option):
+        require_columns(frame, known, f"{option.text} is trained on column")
+        prepare, names = _table_of(known), known
     elif texts := text_columns(frame):
         raise UsageError(
             f"An ONNX graph is trained on numbers, and column {texts[0]!r} holds text: --drop {texts[0]!r}."
@@ -322,9 +367,21 @@ def fit_option(
     else:
         prepare = _table_of(names)
     held = {} if validation is None else {"X_val": prepare(validation.frame), "y_val": validation.y}
-    with epochs_shown(estimator, console, limit=limit):
-        estimator.fit(*rows.given(prepare), **held)
+    with (
+        held_out(estimator, rows, held, settings) as arguments,
+        epochs_shown(estimator, console, rows.n_rows, limit=limit),
+    ):
+        estimator.fit(*rows.given(prepare), **arguments)
     return Trained(estimator, estimator, prepare, names, "nan" if option.kind == "fitted" else MISSING_TEXT)
+
+
+def columns_of_file(option: ModelOption) -> list[str]:
+    """Return the columns that a file of ``train`` takes; none of other files."""
+    if not isinstance(option.model, str):  # a GraphModel, with constant inputs
+        return []
+    properties = read(option.model).metadata_props
+    told = json.loads(next((one.value for one in properties if one.key == TABLE_KEY), "{}"))
+    return list(told.get("columns", ())) if told.get("missing_text") == MISSING_TEXT else []
 
 
 def _table_of(names: list[str]) -> Callable[[Any], Any]:
@@ -357,9 +414,10 @@ def _train_recipe(
         return table
 
     held = {} if validation is None else {"X_val": raw_table(validation.frame), "y_val": validation.y}
-    with epochs_shown(estimator, console), warnings.catch_warnings():
+    showing = epochs_shown(estimator, console, rows.n_rows)
+    with held_out(estimator, rows, held, settings) as arguments, showing, warnings.catch_warnings():
         warnings.filterwarnings("ignore", WARNINGS)  # the warnings above name --drop
-        estimator.fit(*rows.given(raw_table), **held)
+        estimator.fit(*rows.given(raw_table), **arguments)
     return Trained(estimator, estimator, raw_table, names)
 
 
@@ -401,9 +459,39 @@ def _continue_training(
         for_now["early_stopping"] = True
         held = {"X_val": encoded(validation.frame), "y_val": validation.y}
     earlier = int(getattr(net, "n_iter_", 0)) if for_now.get("warm_start", net.warm_start) else 0
-    with _set_for_now(net, for_now), epochs_shown(net, console, earlier, limit=limit):
-        net.fit(*rows.given(encoded), **held)
+    showing = epochs_shown(net, console, rows.n_rows, earlier, limit=limit)
+    with _set_for_now(net, for_now), held_out(net, rows, held, settings) as arguments, showing:
+        net.fit(*rows.given(encoded), **arguments)
     return Trained(whole, net, prepare, columns, MISSING_TEXT if written_here else "nan", earlier)
+
+
+@contextmanager
+def held_out(
+    estimator: Any, rows: AnyRows, held: Mapping[str, Any], settings: Mapping[str, object]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield the arguments of ``fit`` by which it holds out rows in the way of ``--group`` or ``--time``.
+
+    ``held`` are the arguments so far, with a table to validate on, if there is one.
+    """
+    order = rows.order if isinstance(rows, Rows) else None
+    validates = isinstance(estimator, BaseRecipe) or estimator.early_stopping
+    if order is None or held or not validates:
+        yield held
+        return
+    if "validation_split" in settings:
+        raise UsageError(f"{order.option} says which rows are held out: leave out --set validation_split.")
+    split = estimator.validation_split
+    if split is None:
+        yield held
+    elif order.option == "--group":
+        if (n_groups := len(np.unique(order.values))) < 2:
+            raise ValueError("--group: there is one group in the rows to train on; a part to stop on needs another.")
+        with _set_for_now(estimator, {"validation_split": GroupKFold(min(5, n_groups))}):
+            yield {"groups": order.values}
+    else:
+        mask = order.held_out(split if isinstance(split, float) else 0.2, 0)
+        with _set_for_now(estimator, {"validation_split": np.flatnonzero(mask)}):
+            yield {}
 
 
 @contextmanager
@@ -421,7 +509,12 @@ STEP_NAMES = ("table_columns", "network")
 
 
 def _train_table_pipeline(
-    estimator: Estimator, rows: AnyRows, validation: Rows | None, limit: float | None, console: Console
+    estimator: Estimator,
+    rows: AnyRows,
+    validation: Rows | None,
+    settings: Mapping[str, object],
+    limit: float | None,
+    console: Console,
 ) -> Trained:
     """Fit imputation, scaling and one-hot encoding to the rows, or a sample, and train a network behind them."""
     frame = as_numbers_and_text(rows.sample().frame)
@@ -444,8 +537,11 @@ def _train_table_pipeline(
         return preprocessing.transform(as_numbers_and_text(frame))
 
     held = {} if validation is None else {"X_val": encoded(validation.frame), "y_val": validation.y}
-    with epochs_shown(estimator, console, limit=limit):
-        estimator.fit(*rows.given(encoded), **held)
+    with (
+        held_out(estimator, rows, held, settings) as arguments,
+        epochs_shown(estimator, console, rows.n_rows, limit=limit),
+    ):
+        estimator.fit(*rows.given(encoded), **arguments)
     whole = Pipeline([*zip(STEP_NAMES, (preprocessing, estimator), strict=True)])
     names = list(frame.columns)
     return Trained(whole, estimator, _table_of(names), names)
@@ -475,6 +571,7 @@ def _write(trained: Trained, rows: Rows, splits: Splits, path: Path, console: Co
             "target": splits.target.name,
             "classes": None if classes is None else np.asarray(classes).tolist(),
             "missing_text": trained.missing_text,
+            "quantiles": quantiles_of(trained.net),
             "missing": splits.source.missing_words(trained.columns),
             "decimal": splits.source.decimal,
         }
@@ -500,6 +597,7 @@ def whole_graph(trained: Trained, sample: pandas.DataFrame) -> Any:
     """
     if trained.predictor is trained.net:
         return trained.net.to_onnx()
+    levels = quantiles_of(trained.net)
     texts = set(text_columns(sample))
     kinds = skl2onnx_bridge.types()
     number, text = kinds.FloatTensorType, kinds.StringTensorType
@@ -508,9 +606,13 @@ def whole_graph(trained: Trained, sample: pandas.DataFrame) -> Any:
     if not texts:
         types = [("X", number([None, len(sample.columns)]))]
     options = {id(trained.net): {"zipmap": False}} if hasattr(trained.net, "classes_") else {}
+    # skl2onnx knows one output of a regressor: with quantiles, the network's own graph follows that of the other steps.
+    steps = trained.predictor if levels is None else trained.predictor[:-1]
     model: onnx.ModelProto = skl2onnx_bridge.package().to_onnx(
-        trained.predictor, initial_types=types, options=options, target_opset=OPSET
+        steps, initial_types=types, options=options, target_opset=OPSET
     )
+    if levels is not None:
+        model = _followed_by(model, trained.net.to_onnx())
     # Rename the inputs after the columns: skl2onnx replaces characters that identifiers cannot have by "_".
     given = {value.name: name for value, (name, _) in zip(model.graph.input, types, strict=True)}
     for value in model.graph.input:
@@ -518,6 +620,22 @@ def whole_graph(trained: Trained, sample: pandas.DataFrame) -> Any:
     for node in model.graph.node:
         node.input[:] = [given.get(name, name) for name in node.input]
     return model
+
+
+def _followed_by(first: onnx.ModelProto, second: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model whose second part takes the output of the first."""
+    for part in (first, second):
+        part.ir_version = max(first.ir_version, second.ir_version)
+    # Names may occur in both; those of the inputs of the first and the outputs of the second are kept.
+    begin = onnx.compose.add_prefix(first, "table/", rename_inputs=False)
+    joint = [(begin.graph.output[0].name, second.graph.input[0].name)]
+    return onnx.compose.merge_models(begin, second, io_map=joint)
+
+
+def quantiles_of(net: Any) -> list[float] | None:
+    """Return the quantiles that a network predicts."""
+    loss = getattr(net, "loss", None)
+    return [float(level) for level in loss.quantiles] if isinstance(loss, Quantiles) else None
 
 
 def prediction_difference(estimator: Estimator, X: MatrixLike, outputs: Mapping[str, Output]) -> float:

@@ -44,7 +44,7 @@ PROTOBUF = {
     # reads and writes files
     "_cli.console": {"ModelProto"},
     "_cli.export": {"ModelProto", "helper"},
-    "_cli.train": {"ModelProto"},
+    "_cli.train": {"ModelProto", "compose"},
     "_estimators.classifier": {"ModelProto"},
     # tells what users give
     "_estimators.describe": {"ModelProto"},
