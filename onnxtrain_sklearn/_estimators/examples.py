@@ -23,13 +23,14 @@ from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, e
 from .._model.own_loss import OWN_LOSS
 from .._model.trainable import TensorSpec, TrainableModel
 from .._model.whole_data import ROW
+from .._pretrained.comparison import require_target_of_each_row
 from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET, as_target
 from .._utils.typing import MatrixLike
 from ..models import keywords_of, resolve_builder
 from ..models.given import bare_model
 from .call import Call, Examples
-from .fitted_state import FittedState
+from .fitted_state import Columns, FittedState
 from .outputs import (
     OutputTask,
     is_own_loss,
@@ -113,7 +114,15 @@ def validation_examples(
         at_positions=False,
         allow_missing=True,
     )
+    require_rows_of_output(state, columns, n_rows)
     return Examples(columns, *found)
+
+
+def require_rows_of_output(state: FittedState, columns: Columns, n_rows: int) -> None:
+    """Raise unless there are as many targets as the graph gives rows; X shows their number only if it has rows."""
+    if state.graph.is_whole:
+        found = state.plain_predictor().run(columns, output=-1)
+        require_target_of_each_row(state.graph.output, found, n_rows)
 
 
 def own_targets(

@@ -50,7 +50,7 @@ from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
 from .call import Examples, FitContext
-from .examples import graph_inputs, predictions_on, require_no_nan, scaled_values
+from .examples import graph_inputs, predictions_on, require_no_nan, require_rows_of_output, scaled_values
 from .finetuning import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
 from .outputs import DecodedGraph, OutputTask, balanced_class_weights
@@ -179,6 +179,8 @@ def complete_state(
         state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())
     columns, scores = examples.columns, []
     (reference,) = chosen.references  # one output: `complete_state_of_outputs` is for several
+    if context.resumed is not None:
+        require_rows_of_output(state, columns, len(examples))
     model: Any = bare_model(context.estimator.model)
     fitted = None if context.resumed is not None else state.fitted
     if reference is not None:

@@ -196,6 +196,15 @@ def reference_output(
     return ReferenceOutput(reduced, graph.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
 
 
+def require_target_of_each_row(name: str, found: np.ndarray, n_rows: int) -> None:
+    """Raise unless the output ``name`` of a graph whose data are one thing has as many rows as there are targets."""
+    if found.shape[:1] != (n_rows,):
+        raise ValueError(
+            f"Output {name!r} of the graph has the shape {found.shape} for X, and y has {n_rows} rows: y must have a "
+            f"target for each row of the output; NaN where one is not known, or sample_weight 0."
+        )
+
+
 def _output_of_whole(
     model: ModelLike,
     graph: TrainableModel,
@@ -208,11 +217,7 @@ def _output_of_whole(
     columns = _inputs_of(reduced, columns, graph.output)
     run = Predictor(reduced, device, None, whole=True).run
     found = run(columns)
-    if found.shape[:1] != (n_rows,):
-        raise ValueError(
-            f"Output {graph.output!r} of the graph has the shape {found.shape} for X, and y has {n_rows} rows: y must "
-            f"have a target for each row of the output; NaN where one is not known, or sample_weight 0."
-        )
+    require_target_of_each_row(graph.output, found, n_rows)
     every = np.arange(n_rows)
     file = require_exact_import(
         model, reduced, graph.joined, columns, every, found, lambda some: run(columns, some), whole=True

@@ -331,6 +331,26 @@ def test_step_of_plain_rows_is_that_of_the_whole_table(engine):
     assert_array_equal(builder.predict_proba(x), same.predict_proba(x))
 
 
+@pytest.mark.parametrize("rows", [17, 16, 18, 5])
+def test_targets_of_later_calls_and_of_validation_belong_to_all_rows(rows):
+    other_x, _, other_edges, other_weights = network_of(5, n_nodes=17)
+    X = {"x": other_x, "edge_index": other_edges, "edge_weight": other_weights}
+    y = np.arange(rows) % CLASSES
+    begun = classifier("edges", warm_start=True).fit(GCNS["edges"][1], labels)
+    before = begun.weights_["W1"].copy()
+    calls = {
+        "y has": [lambda: begun.fit(X, y), lambda: begun.partial_fit(X, y)],
+        "y_val has": [lambda: classifier("edges").fit(GCNS["edges"][1], labels, X_val=X, y_val=y)],
+    }
+    for words, call in [(words, call) for words, several in calls.items() for call in several]:
+        if rows == 17:
+            assert call().n_iter_ >= 1
+        else:
+            with pytest.raises(ValueError, match=rf"{words} {rows} rows"):
+                call()
+            assert_array_equal(begun.weights_["W1"], before)
+
+
 REFUSED = {
     "rows of y": (lambda: classifier("edges").fit(GCNS["edges"][1], labels[:-1]), ValueError, "y has 29 rows"),
     "a part of the edges": (
