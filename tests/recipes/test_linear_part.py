@@ -1,6 +1,7 @@
 """The linear models beside the networks of RealMLP: their predictions, their share, and where they are refused."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx.reference import ReferenceEvaluator
@@ -21,7 +22,7 @@ WEIGHTS = RNG.uniform(0.5, 2, 150)
 @pytest.mark.parametrize("y", [BINARY, CLASSES], ids=["binary", "multiclass"])
 def test_probabilities_are_those_of_logistic_regression(y, weights):
     task = "binary" if y is BINARY else "multiclass"
-    found = LinearModel.fit(task, X, y, weights, (), y.max() + 1).predict(X)
+    found = LinearModel.fit(task, X, y, weights, {}, y.max() + 1).predict(X)
     expected = LogisticRegression(max_iter=1000).fit(X, y, weights).predict_proba(X)
     assert_allclose(found, expected, atol=1e-6)
 
@@ -29,7 +30,7 @@ def test_probabilities_are_those_of_logistic_regression(y, weights):
 @pytest.mark.parametrize("columns", [[0], [0, 1]], ids=["one", "two"])
 def test_numbers_are_those_of_ridge_regression_within_the_range_seen(columns):
     y = NUMBERS[:, columns]
-    found = LinearModel.fit("regression", X, y, WEIGHTS, (), len(columns)).predict(3 * X)
+    found = LinearModel.fit("regression", X, y, WEIGHTS, {}, len(columns)).predict(3 * X)
     for place in range(len(columns)):
         ridge = RidgeCV(PENALTIES).fit(X, y[:, place], WEIGHTS)
         expected = np.clip(ridge.predict(3 * X), y[:, place].min(), y[:, place].max())
@@ -38,17 +39,45 @@ def test_numbers_are_those_of_ridge_regression_within_the_range_seen(columns):
 
 def test_classes_without_rows_get_no_probability():
     y = np.where(CLASSES == 1, 2, CLASSES)
-    found = LinearModel.fit("multiclass", X, y, None, (), 4).predict(X)
+    found = LinearModel.fit("multiclass", X, y, None, {}, 4).predict(X)
     assert found[:, [1, 3]].max() < 1e-9
     assert_allclose(found[:, [0, 2]], LogisticRegression(max_iter=1000).fit(X, y).predict_proba(X), atol=1e-6)
-    alone = LinearModel.fit("multiclass", X, np.full(150, 2), None, (), 4).predict(X)
+    alone = LinearModel.fit("multiclass", X, np.full(150, 2), None, {}, 4).predict(X)
     assert_allclose(alone, np.eye(4)[np.full(150, 2)], atol=1e-9)
 
 
-def test_codes_of_categories_are_left_out():
-    with_codes = np.column_stack([X[:, :2], RNG.randint(9, size=150), X[:, 2:]])
-    found = LinearModel.fit("binary", with_codes, BINARY, None, [2], 2)
-    assert_allclose(found.predict(with_codes), LinearModel.fit("binary", X, BINARY, None, (), 2).predict(X), atol=1e-6)
+@pytest.mark.parametrize("numbers", [X[:, :0], X[:, :3]], ids=["codes alone", "with numbers"])
+@pytest.mark.parametrize("task", ["binary", "multiclass", "regression"])
+def test_each_code_of_a_category_has_an_indicator(task, numbers, monkeypatch):
+    first, second, many = (RNG.randint(count, size=150) for count in (4, 3, 12))
+    codes = np.column_stack([first, numbers, second, many]).astype(np.float32)
+    last = numbers.shape[1] + 1
+    monkeypatch.setattr("onnxtrain_sklearn._recipes.linear_part.MOST_CODES", 10)  # so that the last column is left out
+    y, n_outputs = {"binary": (BINARY, 2), "multiclass": (CLASSES, 3), "regression": (NUMBERS, 2)}[task]
+    found = LinearModel.fit(task, codes, y, WEIGHTS, {0: 4, last: 3, last + 1: 12}, n_outputs).predict(codes)
+    design = np.column_stack([numbers, np.eye(4)[first], np.eye(3)[second]])
+    if task == "regression":
+        ridge = RidgeCV(PENALTIES, alpha_per_target=True).fit(design, y, WEIGHTS)
+        expected = np.clip(ridge.predict(design), y.min(axis=0), y.max(axis=0))
+    else:
+        expected = LogisticRegression(max_iter=1000).fit(design, y, WEIGHTS).predict_proba(design)
+    assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [["color", "kind"], ["color", "size"]], ids=["texts alone", "with numbers"])
+@pytest.mark.parametrize("kind", [RealMLPClassifier, RealMLPRegressor])
+def test_tables_of_text_have_the_categories_in_their_linear_part(kind, columns, monkeypatch):
+    color, other = RNG.randint(12, size=150), RNG.randint(3, size=150)
+    table = {"color": [f"c{i}" for i in color], "kind": [f"k{i}" for i in other], "size": X[:, 0].tolist()}
+    table = pd.DataFrame(table)[columns]
+    y = color % 2 if kind is RealMLPClassifier else 2.0 * (color % 2) + 0.1 * X[:, 1]
+    monkeypatch.setattr("onnxtrain_sklearn._recipes.ensemble.share_of_linear", lambda *_: 1.0)  # the linear part alone
+    model = kind(max_iter=1, random_state=0).fit(table, y)
+    assert model.score(table, y) > 0.9
+    inputs = {name: table[[name]].to_numpy(np.float32 if name == "size" else object) for name in columns}
+    graph = ReferenceEvaluator(model.to_onnx())
+    expected = model.predict_proba(table) if kind is RealMLPClassifier else model.predict(table)
+    assert_allclose(np.reshape(graph.run(None, inputs)[-1], (150, -1)), np.reshape(expected, (150, -1)), atol=1e-5)
 
 
 @pytest.mark.parametrize("better", ["network", "linear"])
