@@ -15,7 +15,7 @@ import copy
 import multiprocessing
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -45,7 +45,7 @@ from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig, default_alpha, factor_for_tails
 from .describe import announce
-from .examples import batches_for, training_examples
+from .examples import batches_for, graph_inputs, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
 from .graph_plan import GraphPlan, graph_plan
@@ -62,7 +62,17 @@ from .scoring import (
     watches_loss,
 )
 from .starting_state import compare_training, complete_state, starting_state
-from .streams import Stream, opened, with_arrays
+from .streams import (
+    Stream,
+    block_parts,
+    named_block,
+    named_place,
+    opened,
+    place_of,
+    raise_for_block,
+    sizes_of_blocks,
+    with_arrays,
+)
 
 EstimatorT = TypeVar("EstimatorT", bound=Parameters)
 
@@ -175,9 +185,53 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     resumed = call.resumed_state(estimator)
     if resumed is not None:
         require_files_unchanged(resumed.graph.model)
-    if call.source is not None:
-        call = with_arrays(estimator, call, config, resumed, steps.stream(estimator))
+    if call.source is None:
+        return _prepare_rows(estimator, call, config, resumed, steps)
 
+    def known_graph(X: Any) -> TrainableModel | None:
+        return steps.graph_plan(estimator, resumed, X).known
+
+    new_stream = steps.stream(estimator)
+    call = with_arrays(estimator, call, config, resumed, new_stream, known_graph)
+    try:
+        return _prepare_rows(estimator, call, config, resumed, steps)
+    except (ValueError, TypeError) as error:
+        if call.stream is None:  # all rows are in memory, and checked together
+            raise_for_block(error, _block_checks(estimator, call, resumed, steps, new_stream))
+        raise
+
+
+def _block_checks(
+    estimator: Any, call: Call, resumed: FittedState | None, steps: Preparation, new_stream: Callable[..., Stream]
+) -> Iterator[Callable[[], object]]:
+    """Yield functions that check the blocks of a source one by one; all rows of it are in memory."""
+    source = call.source
+    plan = steps.graph_plan(estimator, resumed, call.X)
+    specs = None if plan.known is None else plan.known.inputs
+    stream = new_stream(source, [], 0, 0, np.random.RandomState(0))
+    known = call.classes if resumed is None else stream.known_classes(resumed)
+
+    def check_targets(i: int) -> None:
+        with named_block(source, i):
+            _, y, sample_weight = block_parts(source, i)
+            trains = bool(stream.counted(y, sample_weight).any())  # checks the weights, which ``add`` takes as checked
+            stream.add(i, y, sample_weight, known, trains=trains)
+
+    def check_inputs(i: int) -> None:
+        with named_block(source, i):
+            X = block_parts(source, i)[0]
+            with named_place(place_of(source, i), X):
+                graph_inputs(estimator, X, specs, plan.fitted, reset=False)
+
+    filled = [i for i, size in enumerate(sizes_of_blocks(source)) if size]
+    for check in (check_targets, check_inputs):
+        yield from (partial(check, i) for i in filled)
+
+
+def _prepare_rows(
+    estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None, steps: Preparation
+) -> tuple[FittedState, Trainer]:
+    """Validate and prepare a call whose rows are in memory, or a sample of them."""
     # The graph, if it is known before the data, and the data as its inputs, with targets.
     plan = steps.graph_plan(estimator, resumed, call.X)
     if plan.known is not None and plan.known.is_whole:

@@ -11,7 +11,8 @@ the scale and the range of numeric targets. :meth:`Stream.batches` makes the min
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,6 +35,7 @@ from .._data.targets import Classes, Targets, checked_weights, mask_of_labels, m
 from .._fitted.fitted_model import encoded_inputs
 from .._inference.graph import Decoding
 from .._model.links import TargetScaling
+from .._model.trainable import TrainableModel
 from .._training.rows_meet import where_rows_meet_in_graph
 from .._training.step import TrainingStep
 from .._training.step_parts import StepSettings
@@ -45,7 +47,14 @@ from .call import Call, Examples, generator_of
 from .config import TrainingConfig
 from .examples import graph_inputs, scaled, trained_columns
 from .fitted_state import FittedState
-from .outputs import OutputTask, is_own_loss, require_one_label, targets_declared_by, weighted_targets
+from .outputs import (
+    OutputTask,
+    is_own_loss,
+    require_one_label,
+    takes_positions,
+    targets_declared_by,
+    weighted_targets,
+)
 from .predict import chunk_rows
 
 if TYPE_CHECKING:
@@ -222,7 +231,7 @@ class Stream:
             for i in self.training_blocks:
                 with named_block(self.source, i):
                     own = block_parts(self.source, i)[0]
-                    with named_place(_place(self.source, i), own):
+                    with named_place(place_of(self.source, i), own):
                         convert(own)
             raise
 
@@ -247,7 +256,7 @@ class GraphBlocks:
             X, y, sample_weight = block_parts(self._stream.source, number)
             columns = self._matrix(X)
             if columns is None:
-                with named_place(_place(self._stream.source, number), X):
+                with named_place(place_of(self._stream.source, number), X):
                     columns = graph_inputs(self._estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
                 columns = (
                     columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
@@ -363,8 +372,12 @@ def with_arrays(
     config: TrainingConfig,
     resumed: FittedState | None,
     new_stream: Callable[..., Stream],
+    known_graph: Callable[[Any], TrainableModel | None],
 ) -> Call:
-    """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`."""
+    """Return a call whose source is replaced by arrays: all rows, or a sample and a :class:`Stream`.
+
+    ``known_graph`` takes some rows of X and returns the graph, if it is known before the data.
+    """
     source = call.source
     buffer_rows = int(getattr(source, "buffer_rows", 500_000))
     sizes = sizes_of_blocks(source)
@@ -373,10 +386,6 @@ def with_arrays(
         X, y, sample_weight = whole
         return replace(call, X=X, y=y, sample_weight=sample_weight, validation_split=fraction)
     _require_streamable(estimator, call, config)
-    if resumed is not None:
-        decodings = (resumed.decoding, *resumed.decoding.parts)
-        require_one_label(at_positions=any(one.positions is not None for one in decodings))
-
     read = targets_of(source)
     filled = [i for i, size in enumerate(sizes) if size]
     rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if resumed is None else resumed.rng
@@ -385,6 +394,11 @@ def with_arrays(
     for task in tasks.values() if isinstance(tasks, Mapping) else [tasks]:
         if not task.declared:
             require_hard_labels(task, "A table of more than buffer_rows trains")
+    if resumed is None:
+        _require_one_label_a_row(tasks, block_parts(source, filled[0]), known_graph)
+    else:
+        decodings = (resumed.decoding, *resumed.decoding.parts)
+        require_one_label(at_positions=any(one.positions is not None for one in decodings))
 
     # Draw an order of the blocks and hold out the first ones, passing over blocks whose rows all have weight zero.
     held_out: list[int] = []
@@ -425,6 +439,21 @@ def with_arrays(
         found, _ = weighted_targets(tasks, _count(y), y, None, None, None, at_positions=False)
         stream.sampled = dict(found.content)
     return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
+
+
+def _require_one_label_a_row(tasks: Any, part: Part, known_graph: Callable[[Any], TrainableModel | None]) -> None:
+    """Raise if the targets of the first rows are labels at positions, for one output or by output."""
+    X, y, _ = part
+    single = not isinstance(tasks, Mapping)
+    each = {None: y} if single else {name: y[name] for name in tasks if isinstance(y, Mapping) and name in y}
+    if all(np.ndim(own) < 2 for own in each.values()):
+        return
+    graph = known_graph(X)
+    for view, (name, task) in zip(
+        [graph] if graph is None or single else graph.views, [(None, tasks)] if single else tasks.items(), strict=True
+    ):
+        if name in each:
+            require_one_label(at_positions=takes_positions(task, view, each[name]))
 
 
 def targets_of(source: Any) -> Callable[[int], tuple[Any, Any]]:
@@ -675,9 +704,43 @@ def _bytes_of_table(table: Any) -> list[Any]:
 
 @contextmanager
 def named_block(source: Any, i: int) -> Iterator[None]:
-    """Prepend the name of block ``i`` to the message of a ValueError or TypeError."""
-    with named_place(_place(source, i)):
-        yield
+    """Prepend the name of block ``i`` to a ValueError or TypeError, and that of the column if it is about targets."""
+    place = place_of(source, i)
+    with named_place(place):
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            text = str(error).removeprefix(f"{place}: ")
+            column = _column_at_fault(source, text)
+            if type(error) not in (ValueError, TypeError) or column is None:
+                raise
+            raise type(error)(f"{place}: {column}: {text}") from error
+
+
+def _column_at_fault(source: Any, text: str) -> str | None:
+    """Return the name of the column of targets or weights that an error is about; None if it is not known."""
+    if not isinstance(source, RowBlocks) or text.startswith(("Input X", "Column", "column")):
+        return None
+    words, output = set(re.findall(r"\w+", text)), re.match(r"Output '(.*?)': ", text)
+    named: Any = source.sample_weight if "sample_weight" in words else source.target if "y" in words else None
+    if isinstance(named, Mapping):
+        named = named.get(output[1]) if output else None
+    names = names_of(named)
+    return f"Column{'s' * (len(names) > 1)} {', '.join(map(repr, names))}" if names else None
+
+
+def raise_for_block(error: Exception, checks: Iterable[Callable[[], object]]) -> None:
+    """Raise the first error of the ``checks`` of single blocks that names the fault which ``error`` names for all rows.
+
+    Other errors are ignored, because a block alone may have other faults, such as labels of one class only.
+    """
+    fault = re.split(r"[\d\[]", str(error), maxsplit=1)[0]  # what follows are counts and values
+    for check in checks:
+        try:
+            check()
+        except (ValueError, TypeError) as own:
+            if fault in str(own):
+                raise own from error
 
 
 @contextmanager
@@ -708,7 +771,8 @@ def _columns_not_finite(X: Any) -> list[str]:
     return found
 
 
-def _place(source: Any, i: int) -> str:
+def place_of(source: Any, i: int) -> str:
+    """Return the name of a block for messages."""
     return str(source.place(i)) if callable(getattr(source, "place", None)) else f"Block {i}"
 
 
@@ -1022,7 +1086,7 @@ def _read(estimator: Any, X: Any, y: Any, sample_weight: Any, *, scored: bool) -
             first = next(iter(features.values())) if isinstance(features, Mapping) else features
             n_rows = int(first.shape[0]) if hasattr(first, "shape") else len(first)
             if n_rows:
-                yield SourceRows(n_rows, features, targets, weights, [(_place(X, i), n_rows)])
+                yield SourceRows(n_rows, features, targets, weights, [(place_of(X, i), n_rows)])
         return
     known = getattr(estimator, "feature_names_in_", None)
     names = None if known is None else known.tolist()

@@ -55,8 +55,11 @@ from .._estimators.predict import within_one
 from .._estimators.scoring import Scoring
 from .._estimators.streams import (
     Batching,
+    block_parts,
+    named_block,
     opened_source,
     predicted_batches,
+    raise_for_block,
     reads_source,
     rows_in_buffer,
     score_of_source,
@@ -267,8 +270,23 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
                 if in_buffer is not None:
                     X, y, sample_weight = in_buffer
                     X = with_categories(source, X)
-                examples = self._table(X, y, sample_weight, groups)
+                try:
+                    examples = self._table(X, y, sample_weight, groups)
+                except (ValueError, TypeError) as error:
+                    if sizes is not None:
+                        raise_for_block(error, self._block_checks(source, sizes))
+                    raise
             return self._train(examples, choice, validation, tasks)
+
+    def _block_checks(self, source: Any, sizes: Sequence[int]) -> Iterator[Callable[[], object]]:
+        """Yield functions that check the blocks of a source one by one; all rows of it are in memory."""
+
+        def check_columns(i: int) -> None:
+            with named_block(source, i):
+                read_table(self, with_categories(source, block_parts(source, i)[0]), reset=True)
+
+        yield lambda: BlockExamples(self, source, sizes)  # reads the targets of all blocks
+        yield from (partial(check_columns, i) for i, size in enumerate(sizes) if size)
 
     def _table(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None, groups: Any) -> TableExamples:
         """Return the rows of a table in memory, with their targets, weights and groups."""

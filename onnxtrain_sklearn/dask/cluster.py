@@ -253,6 +253,9 @@ class _Watch:
             return f"{self._last.rstrip('.')}, {for_seconds}."
         if not self.workers:
             return f"there has been no worker {for_seconds}. Start workers, and call fit again."
+        if "paused" not in self.workers.values():
+            states = ", ".join(sorted(set(self.workers.values())))
+            return f"there has been no worker that runs tasks {for_seconds}: all are {states}. Start workers."
         return (
             f"all workers have been paused {for_seconds}, because their memory is full. Give them more memory, or the "
             f"table smaller partitions."

@@ -545,7 +545,8 @@ def test_infinite_label_in_a_late_block_names_its_row_group(small, tmp_path):
     y[501] = np.inf
     path = write(tmp_path / "table.parquet", X, y)
     if small:
-        with pytest.raises(ValueError, match=r"Row group 20 of .*table\.parquet: Input y contains infinity"):
+        named = r"Row group 20 of .*table\.parquet: Column 'y': Input y contains infinity"
+        with pytest.raises(ValueError, match=named):
             classifier().fit(RowBlocks(path, "y", buffer_rows=200))
     else:  # all rows are in memory, and checked together
         with pytest.raises(ValueError, match="Input y contains infinity"):
@@ -609,6 +610,37 @@ def test_interrupt_of_a_stream_keeps_the_weights_and_leaves_nothing_open(prefetc
     assert estimator.n_iter_ == 2
 
 
+FAULTS = {
+    "infinite target": (regressor, {}, "y", np.inf, "Input y contains infinity"),
+    "target that the loss refuses": (regressor, {"loss": "poisson"}, "y", -1.0, "Poisson needs targets"),
+    "label that was not named": (classifier, {}, "y", 7.0, "y contains labels that are not among"),
+    "negative weight": (classifier, {}, "w", -1.0, "Negative values in data passed to `sample_weight`"),
+    "infinite weight": (regressor, {}, "w", np.inf, "Input sample_weight contains infinity"),
+    "missing number": (regressor, {}, "x2", np.nan, "Input X contains NaN"),
+}
+
+
+@pytest.mark.parametrize("buffer_rows", [200, 5000])
+@pytest.mark.parametrize(("make", "options", "column", "value", "message"), FAULTS.values(), ids=FAULTS)
+def test_fault_names_file_row_group_and_column(make, options, column, value, message, buffer_rows, tmp_path):
+    X, y = labels()
+    columns = {"y": y.astype(float), "w": np.ones(len(y)), "x2": X[:, 2].copy()}
+    columns[column][430] = value  # in the 18th row group
+    path = write(tmp_path / "table.parquet", X, columns.pop("y"), **columns)
+    known = {"classes": [0.0, 1.0, 2.0]} if make is classifier else {}
+    estimator, source = make(**options), RowBlocks(path, "y", sample_weight="w", buffer_rows=buffer_rows)
+    named = rf"Row group 17 of .*table\.parquet: Column '{column}': {message}"
+    with nothing_left_open(), pytest.raises(ValueError, match=named):
+        estimator.fit(source, **known)
+    assert not hasattr(estimator, "t_")
+
+
+def test_error_of_all_rows_together_names_no_block(tmp_path):
+    X, _ = labels()
+    with pytest.raises(ValueError, match=r"^Classification needs at least 2 classes"):
+        classifier().fit(write(tmp_path / "table.parquet", X, np.zeros(len(X), int)), y="y")
+
+
 def test_labels_at_positions_are_refused_on_a_stream():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 5, 4)).astype(np.float32)
@@ -619,6 +651,8 @@ def test_labels_at_positions_are_refused_on_a_stream():
     estimator = OrtGradientClassifier(words, max_iter=1, random_state=0)
     with pytest.raises(ValueError, match=r"at positions take all rows at once.*Give arrays"):
         estimator.fit(Arrays(X, y, count=20, buffer_rows=200))
+    with pytest.raises(ValueError, match=r"at positions take all rows at once.*Give arrays"):
+        estimator.partial_fit(Arrays(X, y, count=20, buffer_rows=200), classes=[0, 1, 2])
     assert not hasattr(estimator, "classes_")
     estimator.fit(Arrays(X, y, count=20, buffer_rows=400))
     with pytest.raises(ValueError, match=r"at positions take all rows at once.*Give arrays"):

@@ -303,12 +303,14 @@ def test_wrong_columns_of_outputs_are_refused(target, weights, error, message, b
         net().fit(RowBlocks(path, target, sample_weight=weights, columns=FEATURES, buffer_rows=buffer_rows))
 
 
+@pytest.mark.parametrize("buffer_rows", [200, 500])
 @pytest.mark.parametrize(
     ("column", "value", "message"),
-    [("class", None, "column 'class' has missing values"), ("count", -1.0, "Output 'count': .*negative"),
-     ("n1", np.inf, "Output 'numbers': "), ("x3", np.nan, "Input X contains NaN")],
+    [("class", None, "column 'class' has missing values"),
+     ("count", -1.0, "Column 'count': Output 'count': .*negative"),
+     ("n1", np.inf, "Columns 'n0', 'n1': Output 'numbers': Input y"), ("x3", np.nan, "Input X contains NaN")],
 )  # fmt: skip
-def test_bad_value_in_a_late_block_names_its_row_group(column, value, message, monkeypatch, tmp_path):
+def test_bad_value_in_a_late_block_names_its_row_group(column, value, message, buffer_rows, monkeypatch, tmp_path):
     prepare_on_sample(monkeypatch, rows=40, blocks=2)
     whole = pq.read_table(write(tmp_path / "table.parquet")).to_pandas()
     values = whole[column].to_numpy(copy=True)
@@ -316,7 +318,7 @@ def test_bad_value_in_a_late_block_names_its_row_group(column, value, message, m
     path, estimator = write(tmp_path / "table.parquet", **{column: values}), net().fit(FRAME, Y)
     weights = {name: array.copy() for name, array in estimator.weights_.items()}
     with nothing_left_open(), pytest.raises(ValueError, match=rf"Row group 16 of .*table\.parquet: .*{message}"):
-        estimator.fit(blocks(path))
+        estimator.fit(blocks(path, buffer_rows))
     assert all(np.array_equal(weights[name], estimator.weights_[name]) for name in weights)
 
 
@@ -332,6 +334,8 @@ def test_settings_and_targets_that_need_all_rows_are_refused(tmp_path):
     estimator = OrtGradientMultiOutput(graph(["switches"]), loss={"switches": "log_loss"}, max_iter=1)
     with pytest.raises(ValueError, match="at positions take all rows at once"):
         estimator.fit(Positions(200))
+    with pytest.raises(ValueError, match="at positions take all rows at once"):
+        estimator.partial_fit(Positions(200), classes={"switches": [0, 1]})
     assert estimator.fit(Positions(500)).n_iter_ == 1
     with pytest.raises(ValueError, match="at positions take all rows at once"):
         estimator.partial_fit(Positions(200))

@@ -431,6 +431,19 @@ def test_errors_name_the_row_group(tmp_path):
     assert not [one for one in threading.enumerate() if one.name.startswith("onnxtrain_sklearn-read")], held
 
 
+@pytest.mark.parametrize("column", ["size", "target", "weight"])
+def test_errors_name_the_row_group_of_a_table_that_the_buffer_holds(column, tmp_path):
+    frame = table().assign(weight=1.0)
+    frame["target"] = frame["size"] * 2
+    frame.loc[360, column] = np.inf
+    source = RowBlocks(
+        write(frame, tmp_path / "table.parquet"), "target", sample_weight="weight", columns=FEATURES, buffer_rows=5000
+    )
+    with pytest.raises(ValueError, match=r"Row group 7 of .*table\.parquet: .*infinity") as held:
+        regressor().fit(source)
+    assert f"olumn {column!r}" in str(held.value)
+
+
 def test_too_few_blocks_to_hold_out_are_an_error(tmp_path):
     frame = table(300)
     with pytest.raises(ValueError, match=r"the source has 2, of which 2 can be left out: write smaller row groups"):
