@@ -139,7 +139,7 @@ def named_splits(
     if is_splitter(choice):
         splits = _last_splits(choice, n_rows, given, rng, count)
     else:
-        held = _named_rows(np.asarray(choice), n_rows)
+        held = np.sort(_named_rows(np.asarray(choice), n_rows))
         splits = [(np.setdiff1d(np.arange(n_rows), held), held)]
     counted = np.zeros(n_rows, bool)
     counted[rows] = True
@@ -158,7 +158,16 @@ def _shown(choice: ValidationSplit) -> str:
 
 
 def _named_rows(named: np.ndarray, n_rows: int) -> np.ndarray:
-    """Return the indices of the rows that a mask or indices name."""
+    """Return the indices of the rows that a mask or indices name, each of them once."""
+    rows = _rows_of(named, n_rows)
+    found, counts = np.unique(rows, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"validation_split names row {found[counts > 1][0]} more than once.")
+    return rows
+
+
+def _rows_of(named: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return the indices of the rows of a mask or of indices, in their order."""
     if named.dtype.kind == "b":
         if len(named) != n_rows:
             raise ValueError(f"validation_split is a mask of {len(named)} rows, and X has {n_rows}.")
@@ -166,10 +175,7 @@ def _named_rows(named: np.ndarray, n_rows: int) -> np.ndarray:
     outside = named[(named < 0) | (named >= n_rows)]
     if len(outside):
         raise ValueError(f"validation_split names row {outside[0]}, and the rows of X are 0 to {n_rows - 1}.")
-    held, counts = np.unique(named.astype(np.intp), return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"validation_split names row {held[counts > 1][0]} more than once.")
-    return held
+    return named.astype(np.intp)
 
 
 def _last_splits(
@@ -186,7 +192,7 @@ def _last_splits(
     last = deque(splits, maxlen=1 if isinstance(splitter, TimeSeriesSplit) else count)
     found = []
     for parts in reversed(last):
-        trained, held = (np.flatnonzero(p) if np.asarray(p).dtype == bool else np.asarray(p, np.intp) for p in parts)
+        trained, held = _rows_of(np.asarray(parts[0]), n_rows), _named_rows(np.asarray(parts[1]), n_rows)
         if len(both := np.intersect1d(trained, held)):
             raise ValueError(
                 f"validation_split={splitter!r} puts {len(both)} rows into both parts, row {both[0]} among them."

@@ -190,6 +190,31 @@ def test_rows_in_both_parts_are_refused():
         regressor(validation_split=Overlapping()).fit(X, Y)
 
 
+class Parts:
+    def __init__(self, trained, held):
+        self.trained, self.held = trained, held
+
+    def split(self, X, y=None, groups=None):
+        yield self.trained, self.held
+
+    def get_n_splits(self, X=None, y=None, groups=None):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("trained", "held", "message"),
+    [
+        (np.arange(30), [40, 60], "names row 60, and the rows of X are 0 to 59"),
+        ([0, 1, -18], [40, 41, 42], "names row -18"),
+        (~MASK[:50], MASK[:50], "mask of 50 rows, and X has 60"),
+        (np.arange(30), [40, 41, 40], "names row 40 more than once"),
+    ],
+)
+def test_rows_of_a_splitter_are_checked_as_named_rows_are(trained, held, message):
+    with pytest.raises(ValueError, match=message):
+        regressor(validation_split=Parts(trained, held)).fit(X, Y)
+
+
 def test_a_class_without_rows_to_train_on_is_refused():
     rare = LABELS.astype(object)
     rare[[3, 58]] = "perhaps"
