@@ -100,7 +100,11 @@ class PaddedRows(TransformerMixin, BaseEstimator):
         for name, length in self.lengths.items() if isinstance(self.lengths, Mapping) else ():
             if not COUNT.accepts(length):
                 raise ValueError(f"lengths[{name!r}] must be an int of at least 1, got {length!r}.")
-        if taken := [mask for mask in self._masks(examples).values() if mask in examples]:
+        masks = self._masks(examples)
+        for name, mask in masks.items():
+            if not isinstance(mask, str) or list(masks.values()).count(mask) > 1:
+                raise ValueError(f"mask[{name!r}] must be a str that names this mask alone, got {mask!r}.")
+        if taken := [mask for mask in masks.values() if mask in examples]:
             raise ValueError(f"mask={taken[0]!r} is the name of an input of the examples: name the mask otherwise.")
         self.axes_ = {
             name: (0, *(i for i in range(1, arrays[0].ndim) if len({one.shape[i] for one in arrays}) > 1))
@@ -129,6 +133,7 @@ class PaddedRows(TransformerMixin, BaseEstimator):
         examples, found = self._examples(X), dict[str, np.ndarray]()
         if set(examples) != set(self.axes_):
             raise ValueError(f"Examples have the inputs {list(examples)}, and had {list(self.axes_)} in fit.")
+        examples = {name: examples[name] for name in self.axes_}  # a mask without a name of its input is of the first
         masks = self._masks(examples)
         for name, arrays in examples.items():
             length = self.lengths.get(name) if isinstance(self.lengths, Mapping) else self.lengths

@@ -129,6 +129,12 @@ def test_masks_and_padded_axes():
     assert_array_equal(fixed["X"], [[1, 0, 0, 0], [2, 3, 0, 0]])
 
 
+def test_mask_is_of_the_first_input_of_fit():
+    rows = PaddedRows().fit([{"x": np.ones((2, 3)), "edges": np.ones((1, 2))}])
+    found = rows.transform([{"edges": np.ones((n, 2)), "x": np.ones((n + 1, 3))} for n in (1, 3)])
+    assert_array_equal(found["mask"], [[1, 1, 0, 0], [1, 1, 1, 1]])
+
+
 ONE = [np.ones((2, 3)), np.ones((4, 3))]
 REFUSED = {
     "array by input": (lambda: PaddedRows().fit({"x": np.ones(3)}), TypeError, "list or an object array of examples"),
@@ -141,6 +147,12 @@ REFUSED = {
     ),
     "unknown input": (lambda: PaddedRows({"y": 3}).fit(ONE), ValueError, r"lengths names 'y', .*\['X'\]"),
     "name taken": (lambda: PaddedRows(mask="X").fit(ONE), ValueError, "name the mask otherwise"),
+    "one name for two masks": (
+        lambda: PaddedRows(mask={"x": "m", "z": "m"}).fit([{"x": np.ones(2), "z": np.ones(2)}]),
+        ValueError,
+        r"mask\['x'\] must be a str that names this mask alone",
+    ),
+    "name of a mask": (lambda: PaddedRows(mask={"X": 3}).fit(ONE), ValueError, "must be a str that names"),
     "ranks": (lambda: PaddedRows().fit([np.ones(2), np.ones((2, 2))]), ValueError, "same number of axes"),
     "text": (lambda: PaddedRows().fit([np.array(["a"])]), TypeError, "must hold numbers"),
     "other inputs": (
