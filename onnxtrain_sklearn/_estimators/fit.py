@@ -255,7 +255,7 @@ def _prepare_rows(
     split = Split(choice if holds_out else None, rng, RowsToSplit(call.X, call.y, call.groups))
     graph, examples = plan.complete(config, call, examples, split, rng)
     if config.alpha is None:
-        config = replace(config, alpha=_penalty(estimator, config, call, examples))
+        config = replace(config, alpha=_penalty(estimator, config, call, examples, split))
     if isinstance(examples.targets, SeveralTargets):
         # Outputs may weigh rows differently: scale the weights of each, so that its loss is a mean over training rows.
         means = None if call.stream is None else call.stream.mean_weights
@@ -301,7 +301,7 @@ def _whole_call(estimator: Any, call: Call) -> Call:
     return replace(call, y=y, sample_weight=sample_weight, validation=validation)
 
 
-def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examples) -> float:
+def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examples, split: Split) -> float:
     """Return the value of ``alpha="auto"``: 0 with several outputs, and in ``partial_fit``, where rows may follow."""
     if call.one_epoch or isinstance(examples.targets, SeveralTargets):
         return 0.0
@@ -313,8 +313,9 @@ def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examp
     scale = 1.0 if (weights == np.round(weights)).all() else float(weights.mean())
     alpha = scale * default_alpha(estimator, config, examples.targets.task, n_rows)
     if alpha and examples.targets.task == "regression" and call.stream is None:
-        values = examples.targets.values if examples.weights is None else examples.targets.values[examples.weights > 0]
-        alpha *= factor_for_tails(values, weights)
+        rows, _ = split.of(examples)  # training is not to know the targets that are held out
+        own = np.ones(len(rows)) if examples.weights is None else examples.weights[rows]
+        alpha *= factor_for_tails(examples.targets.values[rows], own)
     return alpha
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from scipy.stats import skew
 
 from onnxtrain_sklearn import MLP, AdamW, Linear, OrtGradientClassifier, OrtGradientRegressor
@@ -126,6 +126,21 @@ def test_missing_numbers_do_not_count_in_the_skewness():
         found.append(OrtGradientRegressor(MLP((5,)), batch_size=400, **STILL).fit(X, y).describe().alpha)
     assert 1.2 < skew(second[known]) < 3.9
     assert found[1] / found[0] == pytest.approx((1 + skew(second[known])) / 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, np.arange(400) % 3], ids=["equal", "repeats"])
+def test_targets_held_out_do_not_count_in_the_skewness(weights):
+    repeats = np.ones(400, int) if weights is None else weights
+    settings = {"early_stopping": True, "validation_split": np.arange(300, 400), "max_iter": 1, "random_state": 0}
+    found = []
+    for factor in (1.0, 1e3):
+        y = np.append(TAILS[:300], factor * TAILS[300:])
+        found.append(OrtGradientRegressor(MLP((5,)), batch_size=100, **settings).fit(X, y, sample_weight=weights))
+    skewness = skew(np.repeat(TAILS[:300], repeats[:300]))
+    assert 1 < skewness < 4
+    assert found[0].describe().alpha == pytest.approx(10 * 100 / np.count_nonzero(repeats) * skewness, rel=1e-6)
+    for name, array in found[0].weights_.items():
+        assert_array_equal(found[1].weights_[name], array)
 
 
 def test_a_heavy_tail_beside_noise_is_followed_less():
