@@ -369,6 +369,8 @@ def validation(
             _check_declared(state, settings.loss, own.targets)
         require_scorable(own.targets, own.weights)
         rows = rows_with_labels(own.targets)
+        if state.graph.is_whole and own.weights is not None:
+            rows = np.flatnonzero(own.weights)
         if len(rows) == len(own):
             scored = rows_to_score(state, own, rows, lambda: given[:2])
         else:
@@ -442,6 +444,8 @@ def rows_to_score(
     """Return the rows with the indices ``rows`` of ``examples``, to be scored; ``given`` returns the user's X and y."""
     targets = examples.targets.take(rows)
     weights = None if examples.weights is None else examples.weights[rows]
+    if state.graph.is_whole and weights is not None and (weights == 1).all():
+        weights = None  # only rows that are not scored, those without a target, have another one
     live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.scored_form.inputs}
     return ScoredRows(given, targets, weights, live, rows)
 

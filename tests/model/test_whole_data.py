@@ -23,6 +23,7 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     RowBlocks,
 )
+from onnxtrain_sklearn.callbacks import EpochScoring
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from tests.helpers.environment import each_engine
 
@@ -261,6 +262,27 @@ def test_early_stopping_holds_out_nodes():
     scorer = classifier("edges", early_stopping=True, validation_split=0.4, max_iter=3, random_state=0)
     scorer.set_params(scoring="neg_log_loss").fit(GCNS["edges"][1], np.where(known, labels, np.nan))
     assert np.isfinite(scorer.validation_scores_).all()
+
+
+def test_functions_score_the_nodes_whose_labels_are_known():
+    seen = []
+
+    def share(estimator, X, y):
+        seen.append(len(y))
+        return float(np.mean(estimator.predict(X) == y))
+
+    X, y = GCNS["edges"][1], np.where(known, labels, np.nan)
+    settings = {"early_stopping": True, "max_iter": 3, "random_state": 0}
+    mask = np.arange(NODES) % 2 == 0
+    for more, count in (({}, np.sum(known & mask)), ({"X_val": X, "y_val": y}, known.sum())):
+        expected = classifier("edges", validation_split=mask, **settings).fit(X, y, **more)
+        found = classifier("edges", validation_split=mask, scoring=share, **settings).fit(X, y, **more)
+        assert set(seen) == {count}
+        assert_allclose(found.validation_scores_, expected.validation_scores_)
+        seen.clear()
+    trained = classifier("edges", callbacks=[EpochScoring(share, on="train")], max_iter=3).fit(X, y)
+    assert set(seen) == {known.sum()}
+    assert trained.history_[-1]["train_share"] == pytest.approx(np.mean(trained.predict(X) == labels, where=known))
 
 
 def test_balanced_class_weights_count_the_labels_that_are_known():
