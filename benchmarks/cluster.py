@@ -89,7 +89,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
 
     processes = {"n_workers": given.workers, "threads_per_worker": 1, "processes": not given.threads}
-    with LocalCluster(**processes, dashboard_address=None) as cluster, Client(cluster) as client:
+    with LocalCluster(**processes, dashboard_address=":0") as cluster, Client(cluster) as client:
         if given.picture:
             draw_rounds(client, given.workers, given.picture)
             return
