@@ -267,6 +267,8 @@ def factor_for_tails(values: np.ndarray, weights: np.ndarray) -> float:
     share /= np.maximum(share.sum(axis=0), np.finfo(float).tiny)
     distance = np.where(known, values, 0.0)
     distance = np.where(known, values - (share * distance).sum(axis=0), 0.0)
+    peak = np.abs(distance).max(axis=0, initial=0.0)
+    distance /= np.where(peak > 0, peak, 1.0)  # squares of large numbers overflow
     deviation = np.sqrt((share * distance**2).sum(axis=0))
     scaled = distance / np.where(deviation > 0, deviation, 1.0)
     return float(np.clip(np.abs((share * scaled**3).sum(axis=0)), 1.0, MOST_FOR_TAILS).mean())

@@ -31,7 +31,7 @@ EXAMPLES = int(os.environ.get("RANDOM_GRAPHS", "0"))
 CASES_ONLY = """
     AffineGrid Bernoulli CenterCropPad Col2Im CumProd DFT DeformConv DequantizeLinear Det DynamicQuantizeLinear EyeLike
     GlobalLpPool GridSample LRN LpPool MaxRoiPool MaxUnpool MeanVarianceNormalization MelWeightMatrix OneHot
-    RandomNormalLike RandomUniformLike Range Resize RoiAlign STFT TensorScatter Unique
+    RandomNormalLike RandomUniformLike Range Resize RoiAlign STFT TensorScatter Unique com.microsoft.Inverse
 """.split()
 NOT_DRAWN: dict[str, str] = dict.fromkeys(CASES_ONLY, "not of one kind with others: only its cases are run")
 """Operators with a gradient that are not drawn, and why."""
