@@ -149,7 +149,7 @@ def proven(index, opset, form):
 
 
 def rules(index, opset, form):
-    return "refused" if refusal(CASES[index]) else tuple(operators(CASES[index]))
+    return "refused" if refusal(CASES[index]) else frozenset(operators(CASES[index]))
 
 
 @pytest.mark.proof(operators=proven)
