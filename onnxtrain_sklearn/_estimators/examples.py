@@ -101,7 +101,7 @@ def validation_examples(
     columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
     n_rows, decoding = _count_of_rows(columns, state.graph.inputs_of_X, y), state.decoding
     require_same_kind_of_loss(estimator, state.graph, state)
-    targets: ArrayLike | None = y
+    targets: Any = y
     if state.graph.own_loss is not None:
         columns = {**columns, **own_targets(state.graph, y, sample_weight, n_rows, state)}
         targets = None
