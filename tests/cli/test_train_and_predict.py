@@ -214,7 +214,7 @@ def test_validation_and_test_tables(folder, tmp_path, capsys):
     assert status == 0
     assert told["rows"] == {"train": 150, "test": 75}
     assert told["epochs"] < 10  # the score on the validation table does not rise by a half
-    few = ["--save", tmp_path / "m.joblib", "--set", "max_iter=2", "n_ensembles=1"]
+    few = ["--save", tmp_path / "m.joblib", "--set", "max_iter=2", "n_ensembles=1", "linear_part=False"]
     status, told = program_json(capsys, *common, *few)
     assert (status, told["model"]) == (0, "realmlp")
     stored = joblib.load(tmp_path / "m.joblib")
