@@ -439,8 +439,9 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
 
         Notes
         -----
-        A loop elsewhere trains to its last epoch: no rows are held out, and no best epoch is kept. What
-        :func:`load_training` reads predicts from the table, also with a state that was trained elsewhere (``state``).
+        A loop elsewhere trains to its last epoch: no rows are held out, no best epoch is kept, and no linear model is
+        mixed with the networks (``linear_part`` of RealMLP). What :func:`load_training` reads predicts from the table,
+        also with a state that was trained elsewhere (``state``).
 
         With ``n_ensembles``, a step trains all networks on the same minibatch, each as it would be alone.
 
@@ -462,6 +463,11 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         require_known_form(form, target)
         twin = clone(self)  # reading the table sets n_features_in_ and feature_names_in_
         twin.check_declared()
+        if getattr(twin, "linear_part", False) is True:
+            raise ValueError(
+                "linear_part=True needs held-out rows, which exported training graphs do not have: set "
+                'linear_part="auto" or False to export the networks alone.'
+            )
         networks = list(untrained_networks(twin, X, y))
         with refusing("The training graphs cannot be made"):
             content = training_folder(exported_networks(type(self).__name__, networks, target), form)

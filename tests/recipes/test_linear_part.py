@@ -192,3 +192,9 @@ def test_a_linear_part_that_cannot_be_fitted_is_refused_where_it_is_asked_for(ki
     assert not hasattr(model, "n_iter_")
     model.set_params(linear_part="auto").fit(X, y)
     assert np.isfinite(model.predict(X)).all()
+
+
+def test_training_graphs_have_no_linear_part_and_refuse_one_that_is_asked_for(tmp_path):
+    with pytest.raises(ValueError, match=r"linear_part=True needs held-out rows, .* linear_part=\"auto\" or False"):
+        RealMLPClassifier(linear_part=True).export_training(tmp_path / "graphs", X, BINARY)
+    assert not list(tmp_path.iterdir())
