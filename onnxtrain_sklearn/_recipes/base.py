@@ -80,13 +80,13 @@ from .._utils.params import COUNT, POSITIVE, Declaration, Range, RowChoice, decl
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike, Validation
 from ..runtime import Runtime
 from .ensemble import (
-    Examples,
     MemberRecipe,
     MemberTasks,
     MemberTraining,
     Network,
     Place,
     PreparedMember,
+    RecipeExamples,
     TableExamples,
     ValidationRows,
     epochs_of,
@@ -259,7 +259,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
                 raise ValueError(f"validation_split must be at most {MOST_HELD_OUT}, got {choice}.")
             choice = None if validation is not None else choice
             require_group_reader(groups, choice)
-            examples: Examples
+            examples: RecipeExamples
             sizes = None if source is None else sizes_of_blocks(source)
             in_buffer = None if sizes is None else rows_in_buffer(source, sizes)
             if sizes is not None and in_buffer is None:
@@ -304,7 +304,11 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         return TableExamples(table, categorical, targets, weights, RowsToSplit(X, y, groups))
 
     def _train(
-        self, examples: Examples, choice: ValidationSplit | None, validation: Validation | None, tasks: MemberTasks
+        self,
+        examples: RecipeExamples,
+        choice: ValidationSplit | None,
+        validation: Validation | None,
+        tasks: MemberTasks,
     ) -> KeyboardInterrupt | None:
         """Train the networks and set the fitted attributes; ``choice`` says which rows are held out from each."""
         place = Place.of(self)
@@ -350,7 +354,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             self.classes_, self._task = examples.classes, examples.task
         return trained.interrupted
 
-    def _mixes_linear(self, examples: Examples, *, held_out: bool) -> bool:
+    def _mixes_linear(self, examples: RecipeExamples, *, held_out: bool) -> bool:
         """Return True if a linear model is mixed with each network; raise if it is asked for and cannot be fitted."""
         needs = {
             "held-out rows: set validation_split, 0.2 for example, or give X_val and y_val": held_out,
@@ -365,7 +369,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             raise ValueError(f'linear_part=True needs {missing[0]}. Or set linear_part="auto" or False.')
         return bool(self._linear_part) and not missing
 
-    def _validation_rows(self, validation: Validation | None, examples: Examples) -> ValidationRows | None:
+    def _validation_rows(self, validation: Validation | None, examples: RecipeExamples) -> ValidationRows | None:
         """Return the function that prepares the rows of ``X_val`` for a network, with their targets and weights."""
         if validation is None:
             return None
@@ -387,7 +391,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         """Return a recipe in which the parameters that depend on the number of rows are known."""
         return self
 
-    def _members(self, examples: Examples, choice: ValidationSplit | None) -> Iterator[PreparedMember]:
+    def _members(self, examples: RecipeExamples, choice: ValidationSplit | None) -> Iterator[PreparedMember]:
         """Yield the networks to train, with the rows that ``choice`` holds out."""
 
         def network(preprocessing: Preprocessing, n_rows: int, seed: int) -> Network:

@@ -141,7 +141,7 @@ class TrainedMembers:
     interrupted: KeyboardInterrupt | None
 
 
-class Examples(Protocol):
+class RecipeExamples(Protocol):
     """The rows to fit, in memory or in blocks. ``rows`` are indices of rows, or of blocks.
 
     Attributes
@@ -182,7 +182,7 @@ class Examples(Protocol):
 
 def prepared_members(
     recipe: MemberRecipe,
-    examples: Examples,
+    examples: RecipeExamples,
     n_members: int,
     choice: ValidationSplit | None,
     rng: np.random.RandomState,
@@ -197,7 +197,7 @@ def prepared_members(
 
 
 def train_members(
-    members: Iterable[PreparedMember], training: MemberTraining, examples: Examples, place: Place
+    members: Iterable[PreparedMember], training: MemberTraining, examples: RecipeExamples, place: Place
 ) -> TrainedMembers:
     """Train the members one after the other, and join them to one graph.
 
@@ -242,7 +242,9 @@ def train_members(
     return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
 
 
-def _held_out_by(network: Network, model: LinearModel, examples: Examples, settings: Mapping[str, Any]) -> HeldOut:
+def _held_out_by(
+    network: Network, model: LinearModel, examples: RecipeExamples, settings: Mapping[str, Any]
+) -> HeldOut:
     """Return the held-out rows of a network, as the network and the linear model predict them."""
     X, y, weights = np.asarray(settings["X_val"]), _encoded(examples, settings["y_val"]), settings["sample_weight_val"]
     kept = np.isfinite(y.reshape(len(y), -1)).all(axis=1)
@@ -251,7 +253,7 @@ def _held_out_by(network: Network, model: LinearModel, examples: Examples, setti
     return HeldOut(y, weights, found.reshape(len(y), -1), model.predict(X))
 
 
-def _encoded(examples: Examples, y: Any) -> np.ndarray:
+def _encoded(examples: RecipeExamples, y: Any) -> np.ndarray:
     """Return targets, as a network takes them, as class indices (N,) or numbers (N, n_outputs)."""
     if examples.classes is not None:
         return class_targets(y, examples.classes).values
@@ -259,7 +261,7 @@ def _encoded(examples: Examples, y: Any) -> np.ndarray:
     return values.reshape(len(values), -1)
 
 
-def _n_outputs(network: Network, examples: Examples) -> int:
+def _n_outputs(network: Network, examples: RecipeExamples) -> int:
     """Return the number of classes, or of numbers a row."""
     return int(network.n_outputs_) if examples.classes is None else len(examples.classes)
 

@@ -127,7 +127,7 @@ _orders: OrderedDict[bytes, tuple[np.ndarray, RandomState]] = OrderedDict()
 _lock = threading.Lock()
 
 
-class Segment(NamedTuple):
+class EpochPart(NamedTuple):
     """Steps ``start`` to ``stop`` of an epoch over a window, whose rows are shuffled by a generator in this state.
 
     ``rng`` is None where the order is kept, and ``whole`` says whether the window is all that the shard has.
@@ -161,7 +161,7 @@ class ShardResult(NamedTuple):
 
 
 @ignores_float_errors
-def train_shard(job: Job, shard: ShardState, segment: Segment, rates: Sequence[Rates], window: Window) -> ShardResult:
+def train_shard(job: Job, shard: ShardState, part: EpochPart, rates: Sequence[Rates], window: Window) -> ShardResult:
     """Train a shard for the steps of a round; it ends early with a loss that is not finite."""
     weights, losses = list[float](), list[float]()
     with job.prepared() as prepared:
@@ -171,8 +171,8 @@ def train_shard(job: Job, shard: ShardState, segment: Segment, rates: Sequence[R
             state.optimizer_state.slots[name][...] = slot
         vars(state.optimizer_state).update(t=shard.t, draws=shard.draws, averaged=shard.averaged)
         step.reload()
-        minibatches, after = _minibatches(prepared, segment, window)
-        chosen = minibatches[segment.start * accumulate : segment.stop * accumulate]
+        minibatches, after = _minibatches(prepared, part, window)
+        chosen = minibatches[part.start * accumulate : part.stop * accumulate]
         for weight, loss in step.train(_Chosen(chosen, step.batch_size), iter(rates).__next__):
             weights.append(weight)
             losses.append(loss)
@@ -190,21 +190,19 @@ def train_shard(job: Job, shard: ShardState, segment: Segment, rates: Sequence[R
     return ShardResult(result, np.array(weights), np.array(losses), after)
 
 
-def _minibatches(
-    prepared: Prepared, segment: Segment, window: Window
-) -> tuple[Sequence[Minibatch], RandomState | None]:
+def _minibatches(prepared: Prepared, part: EpochPart, window: Window) -> tuple[Sequence[Minibatch], RandomState | None]:
     """Return the minibatches of an epoch over a window, and the generator after it."""
     arrays, weights = window
     columns = {name: InputData(one, one.dtype) for name, one in arrays.items()}
     rows: np.ndarray = np.arange(next(iter(arrays.values())).shape[0])
-    n_rows, size = len(rows), segment.size
-    merges = segment.whole and n_rows <= min(size, MERGE_LIMIT)
+    n_rows, size = len(rows), part.size
+    merges = part.whole and n_rows <= min(size, MERGE_LIMIT)
     if merges and where_rows_meet(prepared.state.trained_form, prepared.settings) is None:
         rows, weights = distinct_rows(columns, rows, weights)  # as a fit does with a single minibatch of few rows
     else:
         rows, weights = weighted_rows(rows, weights)
-    rng: Any = None if segment.rng is None else _Shuffle(segment.rng)
-    batches = ArrayBatches(columns, rows, weights, size, rng, n_rows=n_rows, drop_last=segment.drop_last)
+    rng: Any = None if part.rng is None else _Shuffle(part.rng)
+    batches = ArrayBatches(columns, rows, weights, size, rng, n_rows=n_rows, drop_last=part.drop_last)
     return list(batches.epoch()), None if rng is None else rng.state
 
 
@@ -413,12 +411,12 @@ class ClusterStep:
             rates = [next_rates() for _ in range(start, stop)]
             asked, chosen, places = list[Future](), list[int](), list[str]()
             for shard, order in enumerate(begun):
-                window, steps, segment = order[turn]
+                window, steps, part = order[turn]
                 if start < steps:
-                    segment = segment._replace(start=start, stop=min(stop, steps))
+                    part = part._replace(start=start, stop=min(stop, steps))
                     state = self._shards[shard]._replace(buffer=self.parameters.buffer)
                     rows = self.windows[shard][window]
-                    asked.append(self.cluster.submit(train_shard, self.job, state, segment, rates, rows))
+                    asked.append(self.cluster.submit(train_shard, self.job, state, part, rates, rows))
                     chosen.append(shard)
                     places.append(f"Shard {shard} in round {self.round}")
             if not asked:
@@ -429,7 +427,7 @@ class ClusterStep:
             yield from _mean_losses(results)
         self._publish()
 
-    def _begin_epoch(self, shard: int) -> list[tuple[int, int, Segment]]:
+    def _begin_epoch(self, shard: int) -> list[tuple[int, int, EpochPart]]:
         """Draw the order of the windows of a shard; return each with its steps and the generator of its rows."""
         steps, batches, rng = self.batches.steps_of(shard), self.batches, self._generators[shard]
         whole = len(steps) == 1
@@ -442,7 +440,7 @@ class ClusterStep:
                 np.random.RandomState(seed).get_state(legacy=False) for seed in rng.randint(SEEDS, size=len(steps))
             ]
         return [
-            (i, steps[i], Segment(0, 0, state, batches.size, batches.drop_last, whole))
+            (i, steps[i], EpochPart(0, 0, state, batches.size, batches.drop_last, whole))
             for i, state in zip(order, states, strict=True)
         ]
 
