@@ -45,7 +45,7 @@ from ..exceptions import ModelError
 from ..losses import Loss, resolve_loss
 from .call import Call, Examples, generator_of
 from .config import TrainingConfig
-from .examples import graph_inputs, scaled, trained_columns
+from .examples import graph_inputs, own_targets, scaled, trained_columns
 from .fitted_state import FittedState
 from .outputs import (
     OutputTask,
@@ -261,7 +261,11 @@ class GraphBlocks:
                 columns = (
                     columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
                 )
-            targets, weights = self._encoded(len(next(iter(columns.values()))), y, sample_weight)
+            n_rows = len(next(iter(columns.values())))
+            if state.graph.own_loss is not None:
+                columns = {**columns, **own_targets(state.graph, y, sample_weight, n_rows, state)}
+                y = None
+            targets, weights = self._encoded(n_rows, y, sample_weight)
             examples = scaled(Examples(columns, targets, weights), state.decoding.target_scale)
             return Block(trained_columns(state, examples), weights)
 
@@ -392,7 +396,7 @@ def with_arrays(
     stream = new_stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
     tasks = stream.output_task
     for task in tasks.values() if isinstance(tasks, Mapping) else [tasks]:
-        if not task.declared:
+        if not task.declared and not is_own_loss(task.loss):
             require_hard_labels(task, "A table of more than buffer_rows trains")
     if resumed is None:
         _require_one_label_a_row(tasks, block_parts(source, filled[0]), known_graph)
@@ -513,7 +517,11 @@ def add_targets(
     """
     weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
     if not output_task.classifies:
-        if trains and output_task.declared is not None:
+        if trains and is_own_loss(output_task.loss):
+            first = np.asarray(next(iter(y.values())) if isinstance(y, Mapping) else y)
+            assert stream.block_means is not None
+            stream.block_means.append(float(first.mean()) if first.dtype.kind in "biuf" else 0.0)
+        elif trains and output_task.declared is not None:
             matrix = weighted_targets(output_task, _count(y), y, None, None, None, at_positions=False)[0].values
             assert stream.block_means is not None
             stream.block_means.append(float(matrix[:, 0].mean()))

@@ -20,6 +20,7 @@ from onnxtrain_sklearn import (
     OrtGradientClassifier,
     OrtGradientMultiOutput,
     OrtGradientRegressor,
+    RowBlocks,
 )
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from tests.helpers.environment import each_engine
@@ -225,6 +226,41 @@ def test_frames_and_axes_of_rows():
     assert [value.name for value in net.to_onnx().graph.input] == ["x"]
     plain = estimator(given, max_iter=2)
     assert np.isfinite(cross_val_score(plain, X, frame, cv=3, error_score="raise")).all()
+
+
+@each_engine
+@pytest.mark.parametrize("end", ENDS)
+def test_tables_in_blocks_train_as_arrays(end, engine, tmp_path):
+    first, second = Y["target"].T
+    table = pd.DataFrame(X, columns=list("abc")).assign(first=first, second=second, importance=Y["importance"])
+    table.to_parquet(tmp_path / "table.parquet", row_group_size=10)
+    columns = {"target": ["first", "second"], "importance": "importance"}
+    arrays = estimator(graph(end), engine=engine).fit(table[list("abc")], Y)
+    for rows in (20, 100):
+        blocks = RowBlocks(tmp_path / "table.parquet", columns, buffer_rows=rows)
+        found = estimator(graph(end), engine=engine).fit(blocks)
+        assert_array_equal(found.loss_curve_, arrays.loss_curve_)
+        assert_array_equal(found.predict(table[list("abc")]), arrays.predict(table[list("abc")]))
+    blocks = RowBlocks(tmp_path / "table.parquet", columns, buffer_rows=20)
+    stopped = estimator(graph(end), engine=engine, early_stopping=True, shuffle=True).fit(blocks)
+    assert len(stopped.validation_scores_) == 4
+    with pytest.raises(ValueError, match=r"Scores of a table .* not on a loss that the graph computes"):
+        stopped.score(blocks)
+    for named, weight, message in (
+        ({"taret": ["first", "second"]}, None, "Did you mean 'target'"),
+        ({"target": ["first", "second"]}, None, "y lacks the target 'importance'"),
+        (columns, "importance_2", "rows have no weights" if end == "minibatch" else None),
+    ):
+        copied = table.assign(importance_2=table["importance"])
+        copied.to_parquet(tmp_path / "other.parquet", row_group_size=10)
+        blocks = RowBlocks(tmp_path / "other.parquet", named, sample_weight=weight, columns=list("abc"), buffer_rows=20)
+        net = estimator(graph(end), engine=engine)
+        if message is None:
+            expected = estimator(graph(end), engine=engine).fit(table[list("abc")], Y, sample_weight=Y["importance"])
+            assert_array_equal(net.fit(blocks).predict(table[list("abc")]), expected.predict(table[list("abc")]))
+            continue
+        with pytest.raises(ValueError, match=message):
+            net.fit(blocks)
 
 
 def test_predictions_are_made_in_chunks_where_only_the_loss_mixes_rows():
