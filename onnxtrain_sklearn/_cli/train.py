@@ -158,7 +158,9 @@ def _share(text: str) -> float:
 def _levels(text: str) -> list[float]:
     levels = [float(one) for one in text.split(",")]
     if not all(0 < one < 1 for one in levels) or sorted(set(levels)) != levels or 0.5 not in levels:
-        raise argparse.ArgumentTypeError(f"rising numbers between 0 and 1, 0.5 among them, got {text}")
+        raise argparse.ArgumentTypeError(
+            f"expected rising numbers between 0 and 1, 0.5 among them, as in 0.1,0.5,0.9, got {text}"
+        )
     return levels
 
 
