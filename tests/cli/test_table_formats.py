@@ -217,7 +217,6 @@ def test_json_lines_have_the_types_that_they_have_there(tmp_path, capsys):
 
 
 def test_excel_is_read_from_its_first_sheet(tmp_path, capsys):
-    pytest.importorskip("openpyxl")
     frame = flowers()
     with pd.ExcelWriter(tmp_path / "t.xlsx") as book:
         frame.to_excel(book, sheet_name="Daten", index=False)
