@@ -194,8 +194,12 @@ CLASSIFIERS = {
     "descent": (SGDClassifier(loss="log_loss", class_weight=WEIGHTS, random_state=0), WEIGHTS, weighted_log_loss),
     "descent, hinge": (SGDClassifier(class_weight="balanced", random_state=0), "balanced", weighted_hinge),
     "ridge": (RidgeClassifier(class_weight="balanced"), "balanced", weighted_squared_hinge),
-    "linear machine": (LinearSVC(class_weight=WEIGHTS), WEIGHTS, weighted_squared_hinge),
-    "linear machine, hinge": (LinearSVC(loss="hinge", class_weight=WEIGHTS), WEIGHTS, weighted_hinge),
+    "linear machine": (LinearSVC(class_weight=WEIGHTS, random_state=0), WEIGHTS, weighted_squared_hinge),
+    "linear machine, hinge": (
+        LinearSVC(loss="hinge", class_weight=WEIGHTS, max_iter=10_000, random_state=0),
+        WEIGHTS,
+        weighted_hinge,
+    ),
     "machine": (SVC(class_weight="balanced"), "balanced", weighted_hinge),
     "tree": (
         DecisionTreeClassifier(class_weight=WEIGHTS, max_depth=2, min_samples_leaf=50),
