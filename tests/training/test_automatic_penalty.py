@@ -206,3 +206,15 @@ def test_penalty_of_squares_has_the_bits_of_its_graph(weights):
         for share in (0.0, 1e-300)
     )
     assert all(np.array_equal(of_numpy[name], of_graph[name]) for name in of_graph)
+
+
+def test_description_suggests_to_clip_predictions_of_targets_with_outliers():
+    y = np.column_stack([NUMBERS, NUMBERS])
+    settings = {"batch_size": 400, "max_iter": 1, "random_state": 0}
+    assert not OrtGradientRegressor(MLP((5,)), **settings).fit(X, y).describe().targets
+    y[7, 1] = -100.0
+    deviations = (y[:, 1].mean() + 100) / y[:, 1].std()
+    regressor = OrtGradientRegressor(MLP((5,)), **settings).fit(X, y)
+    assert f"-100 to {y[:, 1].max():.4g}, up to {deviations:.0f} standard" in regressor.describe().targets
+    assert "set clip_predictions=True" in str(regressor.describe())
+    assert not OrtGradientRegressor(MLP((5,)), clip_predictions=True, **settings).fit(X, y).describe().targets
