@@ -255,15 +255,24 @@ def accuracy(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | Non
 
 
 def log_loss_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the log loss of several labels per row, each 0 or 1: the mean over rows and labels."""
+    """Return the log loss of several labels per row, each 0 or 1: the mean over rows and labels.
+
+    ``weights`` are those of rows, (n_samples,), or of single labels, (n_samples, n_labels).
+    """
     least = np.finfo(probabilities.dtype).eps
     p = probabilities.clip(least, 1 - least)
-    return float(np.average(-np.where(truth == 1, np.log(p), np.log1p(-p)).mean(axis=1, dtype=float), weights=weights))
+    return _mean_of_labels(-np.where(truth == 1, np.log(p), np.log1p(-p)), weights)
 
 
 def squared_error_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the Brier score of several labels per row, each 0 or 1: the mean over rows and labels."""
-    return float(np.average(((probabilities - truth) ** 2).mean(axis=1, dtype=float), weights=weights))
+    """Return the Brier score of several labels per row, as :func:`log_loss_of_labels` does the log loss."""
+    return _mean_of_labels((probabilities - truth) ** 2, weights)
+
+
+def _mean_of_labels(errors: np.ndarray, weights: np.ndarray | None) -> float:
+    if weights is not None and weights.ndim == 2:
+        return float(np.average(errors.astype(float), weights=weights))
+    return float(np.average(errors.mean(axis=1, dtype=float), weights=weights))
 
 
 # R² of numeric targets, including targets whose rows have several axes, such as images and series (*maps*).

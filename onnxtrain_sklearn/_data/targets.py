@@ -180,17 +180,21 @@ def require_numbers_of_columns(targets: Targets, rows: str = "") -> None:
 
 
 def require_all_numbers(targets: Targets, reader: str) -> None:
-    """Raise if numbers are missing; ``reader`` names what cannot leave them out."""
-    if targets.task == "regression" and targets.lacks_labels:
-        raise ValueError(f"Input y contains NaN. {reader} takes no missing numbers: leave these rows out.")
+    """Raise if numbers or labels are missing; ``reader`` names what cannot leave them out."""
+    if targets.lacks_labels:
+        what = "numbers" if targets.task == "regression" else "labels"
+        raise ValueError(f"Input y contains NaN. {reader} takes no missing {what}: leave these rows out.")
 
 
 def warn_of_empty_rows(targets: Targets) -> None:
-    """Warn of rows of which all targets are missing."""
+    """Warn of rows of which all numbers are missing."""
     if targets.task == "regression" and targets.lacks_labels:
-        empty = len(targets.values) - len(rows_with_labels(targets))
-        if empty:
-            warn(f"{empty} of {len(targets.values)} rows of y have no number, and are left out.")
+        _warn_of_empty(len(targets.values) - len(rows_with_labels(targets)), len(targets.values), "number")
+
+
+def _warn_of_empty(count: int, n_rows: int, what: str) -> None:
+    if count:
+        warn(f"{count} of {n_rows} rows of y have no {what}, and are left out.")
 
 
 def class_targets(y: ArrayLike | SparseLike, classes: Classes) -> Targets:
@@ -524,23 +528,44 @@ def plain_labels(labels: np.ndarray) -> np.ndarray:
 
 
 def masked_labels(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the labels as an array, and a mask that is True for labels that count; None if all labels count."""
-    if ignore_label is None:
-        return None
+    """Return the labels as an array, and a mask that is True for labels that count; None if all labels count.
+
+    Missing labels (NaN, None) of rows with several never count; of rows with one label, ``ignore_label`` decides.
+    """
     several: object = y
     if sp.issparse(several):
-        if mask_of_labels(several.data, ignore_label).all():
+        if ignore_label is None or mask_of_labels(several.data, ignore_label).all():
             return None
         several = several.toarray()
+    elif ignore_label is None and not _may_lack_labels(several):
+        return None
     require_unmasked(several, "y")
-    if not ignores_missing(ignore_label):
-        require_present(several)
     try:
         labels = np.asarray(several)
     except ValueError:  # rows of different lengths, which are refused elsewhere
         return None
-    counted = mask_of_labels(labels, ignore_label)
+    if not (_may_lack_labels(labels) or ignores_missing(ignore_label)):
+        require_present(several)
+    counted = labels_that_count(labels, ignore_label)
     return None if labels.ndim not in (1, 2) or counted.all() else (labels, counted)
+
+
+def labels_that_count(labels: np.ndarray, ignore_label: object) -> np.ndarray:
+    """Return a mask of the labels that are neither ignored nor missing among several of a row."""
+    if not _may_lack_labels(labels):
+        return mask_of_labels(labels, ignore_label)
+    there = mask_of_labels(labels, math.nan)
+    filled = np.where(there, labels, None if labels.dtype == object else 0)
+    return np.asarray(there & mask_of_labels(filled, ignore_label))
+
+
+def _may_lack_labels(y: object) -> bool:
+    """Return True if rows have several labels, of a type that has missing values."""
+    try:
+        labels = np.asarray(y)
+    except ValueError:
+        return False
+    return labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "fO"
 
 
 def label_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targets:
@@ -549,9 +574,12 @@ def label_targets(y: ArrayLike, classes: Classes, ignore_label: object) -> Targe
     if found is None:
         return class_targets(y, classes)
     labels, counted = found
+    if labels.ndim == 2 and not ignores_missing(ignore_label):
+        empty = ~mask_of_labels(labels, math.nan).any(axis=1)
+        _warn_of_empty(int(np.count_nonzero(empty)), len(labels), "label")
     require_counted_classes(classes, ignore_label)
     if not counted.any():
-        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}.")
+        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}, or missing.")
     if labels.ndim == 1 or labels.shape[1] == 1:
         rows = counted.reshape(-1)
         kept = class_targets(plain_labels(labels[rows]), classes)
@@ -623,7 +651,7 @@ def rows_that_count(
     if labels.shape[:1] != predicted.shape[:1] or labels.size != predicted.size:
         raise ValueError(f"y has shape {labels.shape}, but the predictions have {predicted.shape}.")
     if not some.any():
-        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}.")
+        raise ValueError(f"No label of y counts: all are ignore_label={ignore_label!r}, or missing.")
     labels, counted, predicted = labels[some], counted[some], predicted[some]
     filled = labels.astype(np.result_type(labels, predicted))
     filled[~counted] = predicted.reshape(labels.shape)[~counted]

@@ -487,9 +487,9 @@ class BaseOrtGradient(GraphEstimator):
             named after the inputs; a fitted model that encodes text takes what it was fitted on. Tables in files, by
             path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs), or of more axes, or str or list of str
-            Targets. Rows of several axes, such as images, have the shape of a row of the graph's output. A number that
-            is missing (NaN or None) beside others of its row does not count; a row without any is left out with a
-            warning. Of a table in files, the name of the target column, or a list of names; None for
+            Targets. Rows of several axes, such as images, have the shape of a row of the graph's output. A number or
+            label that is missing (NaN or None) beside others of its row does not count; a row without any is left out
+            with a warning. Of a table in files, the name of the target column, or a list of names; None for
             :class:`RowBlocks`, which holds it.
         sample_weight : array-like of shape (n_samples,), or str, default=None
             Weight of each row in the mean loss, >= 0; None: one. Of a table in files, the name of its column.

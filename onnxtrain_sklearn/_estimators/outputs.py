@@ -419,7 +419,9 @@ def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: Ar
     if len(row) != 2 or len(long) != 1:
         return len(long) > 1
     labels = label_array(y)
-    return labels.shape[1] > 1 and long[0] in (None, labels.shape[1]) and not np.isin(labels, (0, 1)).all()
+    indicators = masked_labels(labels, None)
+    known = labels if indicators is None else labels[indicators[1]]
+    return labels.shape[1] > 1 and long[0] in (None, labels.shape[1]) and not np.isin(known, (0, 1)).all()
 
 
 def require_one_label(*, at_positions: bool) -> None:

@@ -15,7 +15,15 @@ import numpy as np
 
 from .._data.class_weight import given_weights
 from .._data.held_out import log_loss_of_labels, naming_validation_data, require_scorable, squared_error_of_labels
-from .._data.targets import IGNORED, SeveralTargets, Targets, position_shares, require_same_places, rows_with_labels
+from .._data.targets import (
+    IGNORED,
+    SeveralTargets,
+    Targets,
+    masked_labels,
+    position_shares,
+    require_same_places,
+    rows_with_labels,
+)
 from .._fitted import sklearn_private
 from .._inference.graph import Decoding
 from .._inference.predictor import Predictor
@@ -158,8 +166,11 @@ def _scorer_of_indicators(name: str) -> Callable[..., float]:
         )
 
     def score(estimator: Any, X: Any, y: Any, sample_weight: np.ndarray | None = None) -> float:
-        truth = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
-        return -metric(truth, estimator.predict_proba(X), sample_weight)
+        truth, weights = np.asarray(y.toarray() if hasattr(y, "toarray") else y), sample_weight
+        if (found := masked_labels(truth, estimator.ignore_label)) is not None:
+            weights = found[1] * (1.0 if sample_weight is None else sample_weight[:, np.newaxis])
+            truth = np.where(found[1], truth, 0).astype(float)
+        return -metric(truth, estimator.predict_proba(X), weights)
 
     return score
 
@@ -512,9 +523,10 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
         )
     if targets.row_shape and isinstance(scoring, str):
         scoring = FlatScorer(estimator, scoring, targets, weights)
-    if isinstance(scoring, str) and targets.lacks_labels:
+    of_labels = targets.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
+    if isinstance(scoring, str) and targets.lacks_labels and not of_labels:
         raise ValueError(
-            f"scoring={scoring!r} cannot leave out single labels of a row, which are ignored here (ignore_label), or "
+            f"scoring={scoring!r} cannot leave out single labels of a row, which are missing or ignored here, or "
             f"missing numbers. Take a function (estimator, X, y) -> float, or None, for the accuracy, or R², of those "
             f"that count."
         )

@@ -31,7 +31,7 @@ from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks, holds_blocks, is_source, names_of, pieces, readable, targets_in
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
-from .._data.targets import Classes, Targets, checked_weights, mask_of_labels, masked_labels, require_present
+from .._data.targets import Classes, Targets, checked_weights, labels_that_count, masked_labels, require_present
 from .._fitted.fitted_model import encoded_inputs
 from .._inference.graph import Decoding
 from .._model.links import TargetScaling
@@ -194,7 +194,7 @@ class Stream:
                 task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
             )
             if targets.lacks_labels and not ignores:
-                raise ValueError("y holds ignore_label beside other labels of a row; leave such rows out.")
+                raise ValueError("y lacks some labels of a row, or holds ignore_label there: leave such rows out.")
             if isinstance(loss, Loss):
                 self._check(loss, targets)
                 if decoding.declared is not None:
@@ -543,7 +543,7 @@ def add_targets(
     if classes is not None:
         output_task.encode(y, classes)  # raises for other labels
     if counted is not None and columns.shape[1] > 1:
-        raise ValueError("y holds ignore_label in one of several labels of a row: leave such rows out.")
+        raise ValueError("y lacks one of several labels of a row, or holds ignore_label there: leave such rows out.")
     rows = slice(None) if counted is None else counted.reshape(-1)
     if output_task.ignore_label is None:  # else masked_labels has checked them
         require_present(columns[rows])
@@ -964,7 +964,7 @@ class SumOfAccuracies:
 
     def update(self, y: Any, weights: np.ndarray | None, score: Callable[[], float]) -> None:
         """Add a batch; ``score`` returns its accuracy."""
-        labels = mask_of_labels(np.asarray(y), self._ignored).reshape(len(y), -1)
+        labels = labels_that_count(np.asarray(y), self._ignored).reshape(len(y), -1)
         counted = labels.sum(axis=1) if self._at_positions else labels.any(axis=1)
         weight = float((checked_weights(weights, len(y)) * counted).sum())
         if weight:  # scikit-learn refuses to score zero rows

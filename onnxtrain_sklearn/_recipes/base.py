@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin, clone
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from .._data.class_weight import row_weights
+from .._data.class_weight import given_weights, row_weights, weights_of_masked
 from .._data.columns import require_in_memory
 from .._data.held_out import (
     RowsToSplit,
@@ -39,10 +39,11 @@ from .._data.inputs import prediction_type
 from .._data.targets import (
     Targets,
     checked_weights,
-    class_targets,
+    label_targets,
     numbers_in_part,
     regression_targets,
     require_numbers_of_columns,
+    rows_that_count,
     rows_with_labels,
     warn_of_empty_rows,
 )
@@ -51,7 +52,7 @@ from .._estimators.fit import raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
 from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
-from .._estimators.predict import within_one
+from .._estimators.predict import accuracy_of_labels, within_one
 from .._estimators.scoring import Scoring
 from .._estimators.streams import (
     Batching,
@@ -209,8 +210,9 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             Numbers and categories; None, NaN, the missing values of pandas and empty text are missing. Tables in files,
             by path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
         y : array-like of shape (n_samples,), or str or list of str
-            Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs). Of a table in
-            files, the name of the target column, or a list of names; None for :class:`RowBlocks`, which holds it.
+            Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs). Those missing
+            (NaN) beside others of their row do not count. Of a table in files, the name of the target column, or a list
+            of names; None for :class:`RowBlocks`, which holds it.
         sample_weight : array-like of shape (n_samples,), or str, default=None
             Weight of each row in the loss and in the validation score, >= 0; None: one. The preprocessing counts all
             rows alike, but those of weight 0 not at all. Of a table in files, the name of its column.
@@ -295,13 +297,19 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         warn_of_columns(table, self.categorical_features)
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
-        weights = row_weights(sample_weight, targets, self.class_weight)
+        weights = self._row_weights(sample_weight, targets)
         if targets.lacks_labels:
             warn_of_empty_rows(targets)
             filled = np.zeros(len(targets.values))
             filled[rows_with_labels(targets)] = 1.0
             weights = filled if weights is None else weights * filled
         return TableExamples(table, categorical, targets, weights, RowsToSplit(X, y, groups))
+
+    def _row_weights(self, sample_weight: ArrayLike | None, targets: Targets) -> np.ndarray | None:
+        """Return the weights of rows with those of their classes; the networks count the labels that rows lack."""
+        if targets.lacks_labels:
+            return given_weights(targets, weights_of_masked(targets, sample_weight, self.class_weight))
+        return row_weights(sample_weight, targets, self.class_weight)
 
     def _train(
         self,
@@ -381,7 +389,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
                 table = read_table(self, X, reset=False)
                 weights = sample_weight
                 if self.class_weight is not None:
-                    weights = row_weights(sample_weight, class_targets(y, examples.classes), self.class_weight)
+                    weights = self._row_weights(sample_weight, label_targets(y, examples.classes, None))
                 matrix = preprocessing.transform(table, place.device, place.session_options)
             return matrix, y, weights
 
@@ -617,10 +625,11 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
         y = scored_targets(self, y, sample_weight)
-        return float(super().score(X, y, sample_weight))
+        predicted = np.asarray(self.predict(X))
+        return accuracy_of_labels(*rows_that_count(y, predicted, sample_weight, None))
 
     def _encode(self, y: ArrayLike) -> Targets:
-        targets = class_targets(y, None)
+        targets = label_targets(y, None, None)
         if targets.task == "multioutput":
             raise ValueError(
                 f"{type(self).__name__} takes one label a row, or several that are 0 or 1; y holds several of other "

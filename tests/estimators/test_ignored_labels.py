@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import brier_score_loss, log_loss
 from sklearn.utils.class_weight import compute_sample_weight
 
-from onnxtrain_sklearn import LBFGS, SGD, OrtGradientClassifier, OrtGradientMultiOutput, load_training
+from onnxtrain_sklearn import (
+    LBFGS,
+    SGD,
+    Linear,
+    OrtGradientClassifier,
+    OrtGradientMultiOutput,
+    RealMLPClassifier,
+    TabMClassifier,
+    load_training,
+)
 from onnxtrain_sklearn.exceptions import ModelError, OnnxTrainWarning
 from onnxtrain_sklearn.losses import LOSSES, Loss
 from tests.contracts.test_losses import REFERENCES
@@ -216,8 +231,89 @@ def test_missing_labels_of_several():
     objects = y.astype(object)
     objects[y == -100] = None
     assert_array_equal(new(ignore_label=np.nan).fit(X, objects).weights_["W"], expected)
-    with pytest.raises(ValueError, match="Input y contains NaN"):
-        new().fit(X, missing)
+    for y_missing in (missing, objects, pd.DataFrame(missing).astype("Int64")):
+        for ignore_label in (-100, None):
+            with pytest.warns(OnnxTrainWarning, match="1 of 23 rows of y have no label, and are left out"):
+                fitted = new(ignore_label=ignore_label).fit(X, y_missing)
+            assert_array_equal(fitted.weights_["W"], expected)
+            assert fitted.score(X, y_missing) == new().fit(X, y).score(X, y)
+
+
+@each_engine
+def test_each_label_is_fitted_to_the_rows_that_have_it(engine):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 4))
+    whole = (rows @ rng.normal(size=(4, 3)) + rng.normal(0, 1, (200, 3)) > 0).astype(float)
+    y = np.where(rng.random(whole.shape) < 0.3, np.nan, whole)
+    y[np.isnan(y).all(axis=1)] = 1
+    weights = rng.uniform(0.2, 2, 200)
+    net = OrtGradientClassifier(Linear(), optimizer="lbfgs", alpha=0.0, max_iter=500, tol=1e-9, engine=engine)
+    found = net.fit(rows, y, weights).predict_proba(rows)
+    for j in range(3):
+        own = ~np.isnan(y[:, j])
+        plain = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(rows[own], y[own, j], weights[own])
+        assert_allclose(found[:, j], plain.predict_proba(rows)[:, 1], atol=2e-3)
+
+
+@pytest.mark.parametrize("scoring", ["neg_log_loss", "neg_brier_score", None])
+def test_scores_of_held_out_rows_leave_missing_labels_out(scoring):
+    y = np.where(indicators() == -100, np.nan, indicators())
+    with warnings.catch_warnings(action="ignore"):
+        fitted = new(scoring=scoring).fit(X, y, WEIGHTS, X_val=X, y_val=y, sample_weight_val=WEIGHTS)
+        score = fitted.score(X, y, WEIGHTS)
+    there, found = ~np.isnan(y), fitted.predict_proba(X).astype(float)
+    if scoring is None:
+        right = ((fitted.predict(X) == y) | ~there).all(axis=1)
+        rows = there.any(axis=1)
+        expected = np.average(right[rows], weights=WEIGHTS[rows])
+        assert score == pytest.approx(expected)
+    else:
+        metric = log_loss if scoring == "neg_log_loss" else brier_score_loss
+        weights = np.repeat(WEIGHTS[:, None], 3, axis=1)[there]
+        expected = -metric(y[there].astype(int), found[there], sample_weight=weights)
+    assert fitted.validation_scores_[-1] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("recipe", [RealMLPClassifier("td-s", n_ensembles=2), TabMClassifier()])
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+def test_recipes_leave_missing_labels_out(recipe, class_weight):
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(400, 4))
+    whole = (rows[:, :3] + 0.3 * rng.normal(size=(400, 3)) > 0).astype(float)
+    y = np.where(rng.random(whole.shape) < 0.5, np.nan, whole)
+    y[3] = np.nan
+    recipe = clone(recipe).set_params(max_iter=15, class_weight=class_weight, random_state=0)
+    with pytest.warns(OnnxTrainWarning, match="rows of y have no label, and are left out"):
+        fitted = recipe.fit(rows, y)
+    score = fitted.score(rows, y)
+    predicted = fitted.predict(rows)
+    assert np.isfinite(fitted.validation_scores_[0]).all()
+    assert (predicted == whole).mean() > 0.85
+    some = ~np.isnan(y).all(axis=1)
+    assert score == pytest.approx(((predicted == y) | np.isnan(y)).all(axis=1)[some].mean())
+
+
+def test_missing_labels_of_blocks_and_exports_are_refused(tmp_path):
+    y = np.where(indicators() == -100, np.nan, indicators())
+    y[3] = 1
+    with pytest.raises(ValueError, match="takes no missing labels"):
+        RealMLPClassifier("td-s").export_training(tmp_path / "folder", X, y)
+
+    class Blocks:
+        buffer_rows = 100
+
+        def __len__(self):
+            return 8
+
+        def block(self, i):
+            y = np.ones((1000, 2))
+            y[::3], y[i, 0] = 0, np.nan
+            return np.ones((1000, 4)), y, None
+
+    for estimator in (OrtGradientClassifier(Linear()), RealMLPClassifier("td-s", validation_split=None)):
+        with pytest.raises(ValueError, match=r"lacks one of several labels of a row|NaN"):
+            estimator.fit(Blocks())
+        assert not hasattr(estimator, "n_iter_")
 
 
 class PerRow(Loss):
@@ -271,7 +367,7 @@ def test_losses_in_which_labels_meet_are_refused(loss, message):
 
 def test_impossible_ignored_labels_are_refused():
     y = indicators()
-    with pytest.raises(ValueError, match=r"scoring='f1_macro' cannot leave out single labels.*\(ignore_label\)"):
+    with pytest.raises(ValueError, match=r"scoring='f1_macro' cannot leave out single labels.*missing or ignored"):
         new(scoring="f1_macro").fit(X, y, X_val=X, y_val=y)
     with pytest.raises(ValueError, match=r"No label of y counts: all are ignore_label=-100"):
         new().fit(X, np.full_like(y, -100))
