@@ -122,22 +122,6 @@ def repeated(count: int) -> str:
     return " ".join(f"c{i + 1} = Concat<axis = 0>(c{i}, c{i})" for i in range(count)) + f" r = Identity(c{count})"
 
 
-@pytest.mark.parametrize(
-    ("nodes", "last", "few"),
-    [
-        ("r = Range(z, large, one)", 1000, True),
-        ("r = Range(z, large, one)", 2**31, False),
-        ("k = Constant<value_int = 2147483648>() r = Range(z, k, one)", 1, False),
-        ("k = Constant<value = int64 {2147483648}>() r = Range(z, k, one)", 1, False),
-        (repeated(10), 1, True),
-        (repeated(40), 1, False),
-    ],
-)
-def test_inference_holds_few_integers(nodes, last, few):
-    """A Range of two numbers and a chain of Concat took 200 bytes for each of their integers."""
-    assert knows_few_integers(many_integers(nodes, last)) is few
-
-
 BODIES = {
     "If": """t = Constant<value = bool {1}>() r = If (t) <then_branch = b () => (x) { INSIDE x = Identity(r) },
         else_branch = e () => (y) { y = Identity(c0) }>""",
@@ -148,6 +132,36 @@ BODIES = {
         else_branch = e () => (y) { y = Identity(c0) }> d = Identity(c) }>""",
     "function": "r = own.f (c0, z, large, one)",
 }
+
+
+@pytest.mark.parametrize(
+    ("nodes", "last", "few"),
+    [
+        ("r = Range(z, large, one)", 1000, True),
+        ("r = Range(z, large, one)", 2**31, False),
+        ("k = Constant<value_int = 2147483648>() r = Range(z, k, one)", 1, False),
+        ("k = Constant<value = int64 {2147483648}>() r = Range(z, k, one)", 1, False),
+        (repeated(10), 1, True),
+        (repeated(40), 1, False),
+        (f"r = Constant<value_ints = {[0] * (2**17 + 1)}>()", 1, False),
+        ("r = Identity(c0)", 1, True),
+        (BODIES["If"].replace("INSIDE", repeated(40)), 1, False),
+    ],
+)
+def test_inference_holds_few_integers(nodes, last, few, monkeypatch):
+    """A Range of two numbers and a chain of Concat took 200 bytes for each of their integers."""
+    proto, infer, told = many_integers(nodes, last), onnx.shape_inference.infer_shapes, []
+
+    def recording(part: onnx.ModelProto, *, data_prop: bool, **options: bool) -> onnx.ModelProto:
+        told.append(data_prop)
+        return infer(part, data_prop=data_prop, **options)
+
+    monkeypatch.setattr(onnx.shape_inference, "infer_shapes", recording)
+    infer_types(ir.from_proto(proto))
+    assert told == [few]
+    assert knows_few_integers(proto) is few
+
+
 FUNCTION = '<domain: "own", opset_import: ["": 18]> f (c0, z, large, one) => (r) { INSIDE }'
 
 
