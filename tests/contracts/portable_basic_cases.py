@@ -136,6 +136,16 @@ case("Unique", "y = Unique(x)", x=(3, 4), opsets=(13, 18, 21))
 case("Unique", "y, i, j, k = Unique<sorted = 0>(x)", x=(3, 4))
 case("Unique", "y, i = Unique<axis = 0>(x)", x=(3, 2))
 case("Unique", "y = Unique<axis = -1>(x)", x=(2, 3))
+for settings, x, w in (  # a kernel for each channel
+    ("pads = [0, 2]", (2, 3, 6), (3, 1, 3)),
+    ("pads = [3, 0], dilations = [2]", (2, 3, 5), (3, 1, 3)),
+    ("pads = [3, 1]", (2, 3, 5), (3, 1, 3)),
+    ("pads = [1, 1, 1, 1]", (2, 3, 4, 5), (3, 1, 3, 3)),
+    ("pads = [1, 0, 0, 1]", (2, 3, 4, 5), (3, 1, 2, 2)),
+    ("", (2, 3, 4, 5), (3, 1, 3, 3)),
+):
+    settings = ", ".join(["group = 3", *[settings] * bool(settings)])
+    case("Conv", f"y = Conv<{settings}>(x, w, b)", x=x, w=w, b=(3,), opsets=(11, 18))
 SPREAD = {"x": (2, 3, 4, 3), "w": (3, 2, 3, 2), "b": (2,)}
 for settings in (
     "",

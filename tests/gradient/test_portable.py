@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from sklearn.datasets import make_classification
 from sklearn.exceptions import ConvergenceWarning
 
-from onnxtrain_sklearn import MLP, OrtGradientClassifier, gradient_graph
+from onnxtrain_sklearn import MLP, OrtGradientClassifier, gradient_graph, hvp_graph
 from tests.helpers.data import DATA
 from tests.helpers.environment import available_engines
 from tests.helpers.sessions import evaluate
@@ -274,3 +274,28 @@ def test_equal_elements_share_the_gradient(operator):
     graph = gradient_graph(model, wrt="x", of="loss", engine="portable")
     (found,) = session_of(graph).run(["x_grad"], {"x": np.array(x, np.float32), "w": weights})
     assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+DEPTHWISE = """{head}
+    g (float[N, 4, 9, 8] x, float[4, 1, 5, 5] {given}) => (float loss) <float[4, 1, 5, 5] {held} = {{{kernel}}}> {{
+        y = Conv<group = 4, pads = [2, 1, 2, 3]>(x, w) z = Mul(y, y) u = Mul(z, y) loss = ReduceSum<keepdims = 0>(u)
+    }}"""
+
+
+def test_gradient_by_a_constant_depthwise_kernel_is_a_convolution():
+    rng = np.random.default_rng(0)
+    kernel, x, v = (rng.normal(size=shape).astype("float32") for shape in ((4, 1, 5, 5), (2, 4, 9, 8), (2, 4, 9, 8)))
+    numbers = ", ".join(map(str, kernel.ravel()))
+    constant, given = (
+        onnx.parser.parse_model(DEPTHWISE.format(head=HEAD, given=a, held=b, kernel=numbers))
+        for a, b in (("unread", "w"), ("w", "unread"))
+    )
+    for graph, feeds in ((gradient_graph, {}), (hvp_graph, {"x_vector": v})):
+        back, forth = graph(constant, "x", engine="portable"), graph(given, "x", engine="portable")
+        kinds = [{node.op_type for node in one.graph.node} for one in (back, forth)]
+        assert ["ConvTranspose" in one for one in kinds] == [False, True]
+        found = evaluate(back, x=x, unread=kernel, **feeds)[-1]
+        expected = evaluate(forth, x=x, w=kernel, **feeds)[-1]
+        assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    slices = [node for node in back.graph.node if node.op_type == "Slice"]
+    assert {node.input[0] for node in slices} == {"w"}  # twice reversed, the kernel is read as it is

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..._ir.edits import replace_node
-from ..._ir.queries import Dims, constant, dims, fixed
+from ..._ir.queries import Dims, constant, dims, fixed, kind
 from ..._ir.supported import WINDOW, Supported
 from ...graph import GraphBuilder, Operand
 from ..reverse import GradientRule, Reverse, Thunk, count, mask, reshape_to, scatter_flat, shape_of
@@ -43,6 +43,8 @@ def _conv_rule(r: Reverse) -> Sequence[Thunk]:
     def of_input() -> ir.Value:
         layout = layout_of(r.x(), r.y, w, group)
         faster = None if layout is None else input_cotangent(r.op, layout, r.x(1), r.g)
+        if faster is None and _turns_faster(r, w, group):
+            faster = _correlate_back(r, w, group)
         return _scatter_windows(r, r.g, r.x(1), w, group) if faster is None else faster
 
     return (
@@ -50,6 +52,50 @@ def _conv_rule(r: Reverse) -> Sequence[Thunk]:
         lambda: _kernel_cotangent(r, r.x(), r.g, w, group),
         lambda: r.op.ReduceSum(r.g, axes=[0, *range(2, r.rank())], keepdims=False),
     )
+
+
+def _turns_faster(r: Reverse, w: Windows, group: int) -> bool:
+    """Return True if a convolution with reversed kernels is a faster gradient of the input than ConvTranspose.
+
+    So it is with a kernel for each channel and windows next to each other. On 16 images of 24 channels, with float32 on
+    one thread, it takes of the time of ConvTranspose: on lines 0.06 to 0.5; with a constant kernel, for which
+    onnxruntime has blocked layouts, 0.1 to 0.4; with others of 3x3 and padding 1 it takes 0.6 to 0.9, but with larger
+    ones up to 1.3 (onnxruntime 1.19 and 1.32).
+    """
+    sizes = dims(r.x(1))
+    if sizes is None or group == 1 or sizes[:2] != [group, 1] or set(w.strides) != {1} or len(w.kernel) > 2:
+        return False
+    pads = _turned_padding(w)
+    is_constant = 1 not in r.wanted and constant(_unreversed(r.x(1)) or r.x(1)) is not None
+    small = max(w.kernel) <= 3 and max(pads) <= 1
+    return min(pads) >= 0 and (len(w.kernel) == 1 or is_constant or small)
+
+
+def _turned_padding(w: Windows) -> list[int]:
+    """Return the padding, at the begin and the end of each axis, with which windows read the cotangents."""
+    axes = range(len(w.kernel))
+    return [w.span(i) - 1 - pads[i] for pads in (w.begin, w.end) for i in axes]
+
+
+def _correlate_back(r: Reverse, w: Windows, group: int) -> ir.Value:
+    op, n = r.op, len(w.kernel)
+    kernel = _unreversed(r.x(1))
+    if kernel is None:
+        ends = [np.iinfo(np.int64).min] * n
+        kernel = op.Slice(r.x(1), [-1] * n, ends, list(range(2, n + 2)), [-1] * n)
+    return op.Conv(r.g, kernel, dilations=w.dilations, pads=_turned_padding(w), group=group)
+
+
+def _unreversed(kernel: ir.Value) -> ir.Value | None:
+    """Return the kernel of which ``kernel`` is the reverse, as in the gradient of a gradient; None if it is not one."""
+    node = kernel.producer()
+    if node is None or kind(node) != "Slice" or len(node.inputs) < 5:
+        return None
+    parts = [None if x is None else constant(x) for x in node.inputs[1:5]]
+    n = (len(dims(node.inputs[0]) or ())) - 2
+    whole = ([-1] * n, [np.iinfo(np.int64).min] * n, list(range(2, n + 2)), [-1] * n)
+    same = all(part is not None and part.tolist() == wanted for part, wanted in zip(parts, whole, strict=True))
+    return node.inputs[0] if same else None
 
 
 def _kernel_cotangent(r: Reverse, x: ir.Value, g: ir.Value, w: Windows, group: int) -> ir.Value:
