@@ -56,8 +56,6 @@ from .._estimators.predict import accuracy_of_labels, within_one
 from .._estimators.scoring import Scoring
 from .._estimators.streams import (
     Batching,
-    block_parts,
-    named_block,
     opened_source,
     predicted_batches,
     raise_for_block,
@@ -98,7 +96,7 @@ from .ensemble import (
 )
 from .preprocessing import Preprocessing, Scaling
 from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
-from .streams import BlockExamples, with_categories
+from .streams import BlockExamples, check_columns, with_categories
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -274,6 +272,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
                     X = with_categories(source, X)
                 try:
                     examples = self._table(X, y, sample_weight, groups)
+                    return self._train(examples, choice, validation, tasks)
                 except (ValueError, TypeError) as error:
                     if sizes is not None:
                         raise_for_block(error, self._block_checks(source, sizes))
@@ -282,13 +281,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
 
     def _block_checks(self, source: Any, sizes: Sequence[int]) -> Iterator[Callable[[], object]]:
         """Yield functions that check the blocks of a source one by one; all rows of it are in memory."""
-
-        def check_columns(i: int) -> None:
-            with named_block(source, i):
-                read_table(self, with_categories(source, block_parts(source, i)[0]), reset=True)
-
         yield lambda: BlockExamples(self, source, sizes)  # reads the targets of all blocks
-        yield from (partial(check_columns, i) for i, size in enumerate(sizes) if size)
+        yield from (partial(check_columns, self, source, i) for i, size in enumerate(sizes) if size)
 
     def _table(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None, groups: Any) -> TableExamples:
         """Return the rows of a table in memory, with their targets, weights and groups."""

@@ -308,6 +308,15 @@ def with_categories(source: Any, X: Any) -> Any:
     return as_frame(X).astype(dict.fromkeys(names, "category")) if names else X
 
 
+def check_columns(recipe: Any, source: Any, i: int) -> None:
+    """Raise the error of a block, with its name, for cells that the reader or the preprocessing refuses."""
+    with named_block(source, i):
+        table = read_table(recipe, with_categories(source, block_parts(source, i)[0]), reset=True)
+        flags = _categorical_flags(table, recipe.categorical_features)
+        for name, column, flag in zip(table.names, table.columns, flags, strict=True):
+            ColumnStatistics().update(name, column, categorical=flag)
+
+
 def _categorical_flags(table: RawTable, chosen: CategoricalFeatures) -> tuple[bool, ...]:
     """Return a flag for each column of a block, True if it is categorical.
 

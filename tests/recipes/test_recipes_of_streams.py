@@ -444,6 +444,41 @@ def test_errors_name_the_row_group_of_a_table_that_the_buffer_holds(column, tmp_
     assert f"olumn {column!r}" in str(held.value)
 
 
+def mixed_cells(frame):
+    frame["color"] = frame["color"].where(frame.index != 360, 7)
+    return frame
+
+
+PREPROCESSING_FAULTS = {
+    "mixed cells": (mixed_cells, {}, r"Block 14: Column 'color' of X mixes categories of type int, str"),
+    "text that is not named": (
+        lambda f: f.assign(color=np.where(f.index < 350, None, "red")),
+        {"categorical_features": ["grade"]},
+        r"Block 14: could not convert string to float: column 'color'",
+    ),
+}
+
+
+@each_recipe
+@pytest.mark.parametrize("buffer_rows", [100, 5000], ids=["stream", "whole buffer"])
+@pytest.mark.parametrize("case", PREPROCESSING_FAULTS)
+def test_fault_that_preprocessing_finds_names_block_and_column(case, buffer_rows, name):
+    change, options, message = PREPROCESSING_FAULTS[case]
+    estimator = classifier(name, **options)
+    before = dict(vars(estimator))
+    with pytest.raises(ValueError, match=message):
+        estimator.fit(Frames(parts_of(change(table())), buffer_rows=buffer_rows))
+    assert vars(estimator) == before
+
+
+@pytest.mark.parametrize("buffer_rows", [400, 5000], ids=["stream", "whole buffer"])
+def test_fault_that_preprocessing_finds_names_file_and_row_group(buffer_rows, tmp_path):
+    path = write(table().assign(color=[None] * 370 + ["red"] * 230), tmp_path / "table.parquet")
+    estimator = classifier(categorical_features=["grade"])
+    with pytest.raises(ValueError, match=r"Row group 7 of .*table\.parquet: .* column 'color' of X holds text"):
+        estimator.fit(blocks(path, buffer_rows=buffer_rows))
+
+
 def test_too_few_blocks_to_hold_out_are_an_error(tmp_path):
     frame = table(300)
     with pytest.raises(ValueError, match=r"the source has 2, of which 2 can be left out: write smaller row groups"):
