@@ -87,9 +87,13 @@ class Batches(Protocol):
     ----------
     size : int
         Rows of a full minibatch.
+    passes : int
+        Passes of a full minibatch: more than one if the graph runs only on fewer rows. An epoch yields the rows of each
+        pass as a minibatch of its own.
     """
 
     size: int
+    passes: int
 
     @property
     def n_minibatches(self) -> int | None:
@@ -139,6 +143,9 @@ class ArrayBatches:
         Rows of the data that ``rows`` represent, if equal rows were merged; by default ``len(rows)``.
     drop_last : bool, default=False
         If True, an epoch leaves out the last rows of its order if they do not fill a minibatch.
+    batch : int, optional
+        Rows of a pass, if the graph runs only on so many; by default ``size``. The last pass of a minibatch may have
+        fewer.
     """
 
     def __init__(
@@ -151,10 +158,13 @@ class ArrayBatches:
         *,
         n_rows: int | None = None,
         drop_last: bool = False,
+        batch: int | None = None,
     ) -> None:
         self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
         self._gatherer = _Gatherer(self._columns, sample_weight)
         self.size, self._rng = min(size, len(rows)), rng
+        self._batch = self.size if batch is None else batch
+        self.passes = -(-self.size // self._batch)
         self._order = rows.copy()
         self._minibatches: list[Minibatch] = []
         self._n_rows, self.drop_last = len(rows) if n_rows is None else n_rows, drop_last
@@ -163,8 +173,8 @@ class ArrayBatches:
 
     def of(self, columns: Mapping[str, InputData]) -> ArrayBatches:
         """Return minibatches of the same rows and weights, in the same order, of other ``columns``."""
-        rows, size, rng = self._rows, self.size, self._rng
-        return ArrayBatches(columns, rows, self._weights, size, rng, n_rows=self._n_rows, drop_last=self.drop_last)
+        rows, size, rng, more = self._rows, self.size, self._rng, {"n_rows": self._n_rows, "batch": self._batch}
+        return ArrayBatches(columns, rows, self._weights, size, rng, drop_last=self.drop_last, **more)
 
     def column(self, name: str) -> InputData:
         """Return the data of one input."""
@@ -172,8 +182,9 @@ class ArrayBatches:
 
     @property
     def n_minibatches(self) -> int:
-        """Minibatches of one epoch."""
-        return len(self._rows) // self.size if self.drop_last else -(-len(self._rows) // self.size)
+        """Minibatches of one epoch; if they have several passes, the passes of all of them."""
+        whole, rest = divmod(len(self._rows), self.size)
+        return whole * self.passes + (0 if self.drop_last else -(-rest // self._batch))
 
     @property
     def n_rows(self) -> int:
@@ -182,7 +193,9 @@ class ArrayBatches:
 
     def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
         """Return the minibatches of the next epoch, as views into an array that the epoch after it overwrites."""
-        if self.size == len(self._rows):  # draw nothing, because the order within a single minibatch does not matter
+        if (
+            self.size == len(self._rows) and self.passes == 1
+        ):  # draw nothing, because the order within a single minibatch does not matter
             if not self._minibatches:
                 self._minibatches = [self._gatherer.minibatch(self._order)._replace(fill=self._fill_once)]
         else:
@@ -196,6 +209,9 @@ class ArrayBatches:
                 pieces = list(self._order[:whole].reshape(-1, self.size))  # faster than a slice for each minibatch
                 if whole < len(self._order) and not self.drop_last:
                     pieces.append(self._order[whole:])
+                if self.passes > 1:
+                    step = self._batch
+                    pieces = [piece[i : i + step] for piece in pieces for i in range(0, len(piece), step)]
                 if self._weights is not None:
                     return map(self._gatherer.minibatch, pieces[skip:])
                 self._minibatches = list(map(self._gatherer.minibatch, pieces))
@@ -324,6 +340,7 @@ class BlockBatches:
     """
 
     weight: float | None = None
+    passes = 1
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from .._model.trainable import TensorSpec
 from .._utils.typing import FrameLike, MatrixLike, SparseLike
 from ..exceptions import ModelError, warn
 from .columns import InputData, as_frame, dict_columns, dimensions, require_no_times, shaped, warn_of_rounded_columns
+from .lists_of_examples import example_columns, holds_examples
 
 NATIVE_FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
@@ -192,6 +193,14 @@ def input_columns(
                 f"that reads text once, with onnxruntime, and train the part behind it on its results: "
                 f"onnx.utils.extract_model(file, new_file, input_names, output_names) writes each part."
             )
+    if any(spec.example is not None for spec in specs or ()):
+        return example_columns(X, specs or ())
+    if holds_examples(X):
+        raise TypeError(
+            "X is a list of examples of different sizes, and this model takes rows of one size. A graph that is given "
+            "as ONNX is trained on such a list, and a fitted one takes a list if it was fitted to one; for other "
+            "models, pad the examples: PaddedRows()."
+        )
     X = as_frame(X)
     if isinstance(X, Inputs):
         X = X.arrays
@@ -312,6 +321,8 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
 def prediction_type(X: MatrixLike) -> type[np.floating[Any]]:
     """Return the float type of the predictions for ``X``: float32 for float32, as in scikit-learn, else float64."""
     X = X.arrays if isinstance(X, Inputs) else X
+    if holds_examples(X):
+        X = X[0]  # type: ignore[index]
     first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X
     return np.float32 if getattr(first, "dtype", None) == np.float32 else np.float64
 

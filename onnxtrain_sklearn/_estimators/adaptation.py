@@ -12,6 +12,7 @@ from .._importers.quantization import is_held_as_integers, requantized
 from .._inference.graph import OutputOptions, inference_model
 from .._ir.edits import initializers_with_defaults
 from .._model.given_inputs import in_layout_of_file
+from .._model.packed_examples import unpacked
 from .._model.precision import narrowed
 from .._model.trainable import TrainableModel
 from .._model.weights import factors_of_matrices
@@ -106,10 +107,12 @@ def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
     _require_one_network(state)
     changes, parameters = state.graph.low_rank, state.parameters
-    open_graph = state.deployed
+    open_graph = unpacked(state.deployed)
     if changes:
         rank = len(state.prediction_weights()[changes[0].right])
-        open_graph = with_low_rank(without_low_rank(state.graph), [one.matrix for one in changes], rank, 1.0, None)
+        open_graph = with_low_rank(
+            without_low_rank(unpacked(state.graph)), [one.matrix for one in changes], rank, 1.0, None
+        )
     model = inference_model(open_graph, open_graph.weights(), state.decoding, form=options)
     axes = {one.left: 1 for one in changes} | {one.right: 0 for one in changes}
     free = {name: axes.get(name) for name in (*parameters.names, *parameters.running_statistics)}

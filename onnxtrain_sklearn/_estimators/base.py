@@ -484,8 +484,9 @@ class BaseOrtGradient(GraphEstimator):
         X : array-like or sparse matrix of shape (n_samples, n_features), dict of str to array-like, or source
             Data in the shape of the graph's input; flattened rows are reshaped to it. A graph with
             several inputs takes a dict of arrays by input name, :class:`Inputs`, or a data frame whose columns are
-            named after the inputs; a fitted model that encodes text takes what it was fitted on. Tables in files, by
-            path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
+            named after the inputs; a fitted model that encodes text takes what it was fitted on. Of examples that
+            differ in size, a list: of arrays, or of dicts. Tables in files, by path, pattern or folder, and other
+            sources that :class:`RowBlocks` reads, need not fit into memory.
         y : array-like of shape (n_samples,) or (n_samples, n_outputs), or of more axes, or str or list of str
             Targets. Rows of several axes, such as images, have the shape of a row of the graph's output. A number or
             label that is missing (NaN or None) beside others of its row does not count; a row without any is left out

@@ -181,7 +181,14 @@ def batches_for(
     merges = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(columns, rows, weights) if merges else weighted_rows(rows, weights)
     return ArrayBatches(
-        columns, rows, weights, size, state.rng if shuffle else None, n_rows=n_rows, drop_last=drop_last
+        columns,
+        rows,
+        weights,
+        size,
+        state.rng if shuffle else None,
+        n_rows=n_rows,
+        drop_last=drop_last,
+        batch=state.graph.batch,
     )
 
 

@@ -74,6 +74,11 @@ def exported_training(
     """Return the content of training graphs that continue training as ``partial_fit`` would."""
     outputs: tuple[ExportedOutput, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
+    if state.graph.takes_examples:
+        raise ModelError(
+            "A training graph takes rows of one size, and X was a list of examples of different sizes: train it in "
+            "Python. to_onnx() gives the graph that predicts."
+        )
     if state.graph.is_whole:
         raise ModelError(
             "A training graph takes minibatches of rows, and with batch_size=None the data are one thing: train it in "

@@ -364,12 +364,17 @@ def trainer_for(
     else:
         # Calls of partial_fit may bring more or fewer rows: any step with ``smallest`` to ``largest`` rows serves.
         smallest, largest = (size, limit) if call.one_epoch else (batches.size, batches.size)
+        loop = config.loop
+        if state.graph.batch is not None:  # a minibatch takes several passes, whose gradients are accumulated
+            smallest = largest = state.graph.batch
+            loop = replace(loop, accumulate=loop.accumulate * batches.passes)
+            settings = replace(settings, accumulate=loop.accumulate)
         state.sparse = sparse_inputs(examples.columns, every=True)
         sparse = state.sparse if settings.lazy_rows else sparse_inputs(examples.columns)
         # The engine "auto" counts the passes of at most LIKELY_EPOCHS epochs, because most fits stop before max_iter.
         # Each minibatch is a pass, also where ``accumulate`` makes one step of several. A call that continues keeps its
         # engine.
-        loop, passes = config.loop, 0
+        passes = 0
         if context.resumed is None and not call.one_epoch:
             epochs = loop.max_iter if loop.all_epochs else min(loop.max_iter, LIKELY_EPOCHS)
             passes = batches.n_minibatches * epochs

@@ -23,6 +23,7 @@ from .._inference.graph import Decoding, OutputOptions, ensemble_of, exported_mo
 from .._inference.predictor import Predictor, filled_graph, prediction_graph
 from .._ir.files import without_program
 from .._ir.protobuf import to_proto
+from .._model.packed_examples import unpacked
 from .._model.trainable import TrainableModel
 from .._model.weights import merged
 from .._model.whole_data import bound_to_data
@@ -160,8 +161,8 @@ class FittedState:
 
     @property
     def scored_form(self) -> TrainableModel:
-        """The form that predicts with the parameters in training: the trained form, if its inputs are those of X."""
-        if not self.graph.is_whole:
+        """The form that predicts with the parameters in training: the trained form, if it takes any X to score."""
+        if not (self.graph.is_whole or self.graph.takes_examples):
             return self.trained_form
         return self.graph if self.graph.dtype == self.parameters.buffer.dtype else as_float32(self.graph)
 
@@ -229,6 +230,7 @@ class FittedState:
                 sparse=sparse,
                 rows_meet=partial(self.rows_of_predictions_meet, with_scores=with_scores),
                 whole=self.graph.is_whole,
+                batch=self.graph.batch,
             )
         return self.live.predictors[key]
 
@@ -259,6 +261,7 @@ class FittedState:
             live=self.parameters if live else None,
             rows_meet=partial(self.rows_of_predictions_meet, with_scores=True),
             whole=self.graph.is_whole,
+            batch=self.graph.batch,
         )
 
     def to_onnx(self, options: OutputOptions, *, rows_first: bool = False) -> onnx.ModelProto:
@@ -266,7 +269,7 @@ class FittedState:
 
         Its inputs and outputs have the rows on the same axes as the given file; with ``rows_first``, on the first axis.
         """
-        graph, weights = predicting_model(self)
+        graph, weights = predicting_model(self, exports=True)
         graph = replace(graph, layout={}) if rows_first else graph
         return to_proto(exported_model(graph, weights, self.decoding, options))
 
@@ -294,6 +297,7 @@ class FittedState:
             sparse=sparse,
             rows_meet=rows_meet,
             whole=self.graph.is_whole,
+            batch=self.graph.batch,
         )
 
     def rows_of_predictions_meet(self, *, with_scores: bool) -> bool:
@@ -412,15 +416,19 @@ class RunOfMembers(Protocol):
     def weights(self) -> dict[str, np.ndarray]: ...
 
 
-def predicting_model(state: RunOfMembers) -> tuple[TrainableModel, dict[str, np.ndarray]]:
-    """Return the graph that predicts, and its weights. With snapshots, it computes the mean of all their networks."""
+def predicting_model(state: RunOfMembers, *, exports: bool = False) -> tuple[TrainableModel, dict[str, np.ndarray]]:
+    """Return the graph that predicts, and its weights. With snapshots, it computes the mean of all their networks.
+
+    If it ``exports``, examples are not packed.
+    """
+    deployed = unpacked(state.deployed) if exports else state.deployed
     if not state.snapshots:
-        return state.deployed, state.weights()
+        return deployed, state.weights()
     graph, members = state.graph, []
     for buffer in state.snapshots:
         weights = graph.weights({**state.frozen, **state.parameters.with_buffer(buffer).prediction_views()})
         members.append(graph.kept.rounded(merged(weights, graph.low_rank)))
-    return ensemble_of(state.deployed, members)
+    return ensemble_of(deployed, members)
 
 
 def require_single_scores(state: RunOfMembers) -> None:

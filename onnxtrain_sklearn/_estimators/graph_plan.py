@@ -19,6 +19,7 @@ import onnx_ir as ir
 import scipy.sparse as sp
 from sklearn.base import is_classifier
 
+from .._data.lists_of_examples import first_example, ranks_of
 from .._data.target_scale import TargetScale, target_scale
 from .._fitted.fitted_model import FittedModel, holds_text, is_estimator
 from .._importers.load import LABELS, given_graph, load
@@ -31,6 +32,7 @@ from .._model.given_inputs import bind_constants, move_rows_first
 from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of_head, with_head
 from .._model.modes import in_training_mode
 from .._model.own_loss import with_own_loss
+from .._model.packed_examples import packed
 from .._model.trainable import TrainableModel, trainable_model
 from .._ort import devices
 from .._pretrained.comparison import as_columns, require_independent_features, run_graph
@@ -64,15 +66,18 @@ def trainable_graph_of(
     several: Sequence[str] = (),
     whole_data: bool = False,
     own_loss: str | None = None,
+    example: object = None,
 ) -> tuple[TrainableModel, FittedModel | None]:
     """Return the trainable form of the user's model, and the description of a fitted model (None for others).
 
     ``has_text`` says whether the data have columns that are not numeric, ``joined`` whether the loss is computed on the
     concatenation of all outputs of the graph; ``several`` names the outputs that are trained together. With
     ``whole_data``, the data of a network are one thing: see :mod:`.._model.whole_data`. ``own_loss`` is the loss of the
-    estimator if the graph is to compute it.
+    estimator if the graph is to compute it. ``example`` is the first of X if X is a list of examples of different
+    sizes: see :mod:`.._model.packed_examples`.
     """
     model, output = without_program(given.graph), given.output
+    whole_data = whole_data or example is not None
     if is_estimator(model):
         if output is not None:
             raise ValueError(f"output={output!r} names an output of an ONNX graph; model is a {type(model).__name__}.")
@@ -92,6 +97,11 @@ def trainable_graph_of(
     whole, layout = graph_by_rows(given, whole_data=whole_data)
     whole = in_training_mode(whole) if given.training_mode else whole
     if own_loss is not None:
+        if example is not None:
+            raise ModelError(
+                f"loss={own_loss!r} takes targets as inputs of the graph, with a row for each sample, and X is a list "
+                f"of examples of different sizes: let the graph give scores, and set another loss."
+            )
         if whole.meta[LABELS] or is_fitted_graph(whole, output):
             raise ModelError(
                 f"loss={own_loss!r} is for networks, and this graph is that of a fitted model (ai.onnx.ml)."
@@ -119,6 +129,8 @@ def trainable_graph_of(
             return fitted_file(whole, output, labels)
     whole, widths = join_outputs(whole) if joined and output is None else (whole, ())
     found = trainable_model(whole, output, foreign=True, several=several, whole=whole_data)
+    if example is not None:
+        found = packed(found, ranks_of(example, [spec.name for spec in found.inputs]))
     return replace(found, reference=whole, joined=widths, layout=layout), None
 
 
@@ -173,8 +185,13 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
     if resolve_builder(estimator.model) is not None:
         return BuiltGraph(estimator)
     given, tuner = resolve_graph_model(estimator.model), estimator.finetune
+    example: Any = first_example(X)
     if isinstance(tuner, FineTuner):
         tuner.validate()
+        if example is not None:
+            raise ValueError(
+                "finetune takes rows of one size, and X is a list of examples of different sizes: set finetune=None."
+            )
         if estimator.batch_size is None:
             raise ValueError(
                 "finetune takes rows of X, and with batch_size=None a given graph takes all data at once: set "
@@ -188,7 +205,12 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
     own_loss = estimator.loss if isinstance(estimator.loss, str) and is_own_loss(estimator.loss) else None
     whole_data = estimator.batch_size is None
     found, fitted = trainable_graph_of(
-        given, has_text=holds_text(X), joined=joined, whole_data=whole_data, own_loss=own_loss
+        given,
+        has_text=holds_text(X),
+        joined=joined,
+        whole_data=whole_data,
+        own_loss=own_loss,
+        example=None if is_estimator(given.graph) else example,
     )
     if isinstance(fitted, FittedFile):
         fitted = fitted.for_task(classifies=is_classifier(estimator))

@@ -98,6 +98,7 @@ Schedule of the learning rate, a name or an object. Names:
     "batch_size": Declaration('int, "auto" or None', """
 Rows of a minibatch. "auto": 200, or all rows if there are fewer. None: all rows; the data of a given graph are then
 one thing, such as a network of nodes and edges, whose inputs may differ in length.
+If ``X`` is a list of examples, it counts examples.
 L-BFGS always takes all rows.""",
         (OneOf(("auto",)), COUNT, None)),
     "max_iter": Declaration("int", "Largest number of epochs.", (COUNT,)),

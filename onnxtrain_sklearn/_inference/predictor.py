@@ -114,6 +114,8 @@ class Predictor:
         is called only if the rows would be divided into several chunks.
     whole : bool, default=False
         Whether a run takes all of the data (:attr:`TrainableModel.is_whole`); rows are then those of the output.
+    batch : int or None
+        The only number of rows of a run (:attr:`TrainableModel.batch`); the last run repeats rows to fill it.
     """
 
     def __init__(
@@ -127,8 +129,9 @@ class Predictor:
         sparse: Collection[str] = (),
         rows_meet: Callable[[], bool] = lambda: False,
         whole: bool = False,
+        batch: int | None = None,
     ) -> None:
-        self._whole = whole
+        self._whole, self._batch = whole, batch
         self._live: dict[str, np.ndarray] = {} if live is None else live.prediction_views()
         self._products: list[FirstProduct] = list[FirstProduct]()
         self._matrices = list[Any]()
@@ -172,7 +175,10 @@ class Predictor:
             every = [_joined(result) for result in results]
             return every if rows is None else [result[rows] for result in every]
         for piece in self.pieces_of(columns, rows):
-            chosen = piece if rows is None else rows[piece]
+            chosen: np.ndarray | slice = piece if rows is None else rows[piece]
+            count, repeats = piece.stop - piece.start, 0 if self._batch is None else self._batch
+            if repeats > count:
+                chosen = np.resize(np.arange(piece.start, piece.stop) if rows is None else rows[piece], repeats)
             read = {name: column for name, column in columns.items() if name in self._inputs}  # targets may lie beside
             feeds = {name: column.rows(chosen) for name, column in read.items() if name not in self._sparse}
             sparse = {name: columns[name].sparse_rows(chosen) for name in self._sparse}
@@ -180,7 +186,7 @@ class Predictor:
                 multiplied = data_columns.multiplied_columns(sparse[one.input], one.factors)
                 feeds[one.name] = data_columns.product(multiplied, matrix, transposed=one.transposed)
             results = self._run_session(names, {**feeds, **self._live})
-            found.append([_as_rows(result, piece.stop - piece.start) for result in results])
+            found.append([_as_rows(result, max(count, repeats))[:count] for result in results])
         return [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
 
     def run_finite(self, name: str, rows: np.ndarray, dtype: DType, output: int = 0) -> np.ndarray | None:
@@ -188,7 +194,7 @@ class Predictor:
 
         None if the rows are more than one chunk, or if a number is not finite in ``dtype``.
         """
-        if self._whole or len(self._pieces(len(rows), math.prod(rows.shape[1:]))) != 1:
+        if self._whole or self._batch or len(self._pieces(len(rows), math.prod(rows.shape[1:]))) != 1:
             return None
         piece = np.ascontiguousarray(rows) if rows.dtype == dtype else _in_graph_type(rows, dtype)
         squares = np.vdot(piece, piece)  # finite only if all numbers are; faster than isfinite
@@ -208,6 +214,8 @@ class Predictor:
         return self._chunk_rows(max([1, *(math.prod(column.shape[1:]) for column in dense)]))
 
     def _chunk_rows(self, width: int) -> int:
+        if self._batch is not None:
+            return self._batch
         return max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(self._width, width), INNER_NUMBERS // self._inner))
 
     def _pieces(self, n_rows: int, width: int) -> list[slice]:
@@ -215,7 +223,7 @@ class Predictor:
         if self._whole:
             return [slice(0, n_rows)]
         size = self._chunk_rows(width)
-        size = n_rows if size < n_rows and self._rows_meet() else size
+        size = n_rows if size < n_rows and self._batch is None and self._rows_meet() else size
         return [slice(i, min(i + size, n_rows)) for i in range(0, n_rows, size)]
 
 

@@ -55,6 +55,8 @@ class TensorSpec:
 
     With ``by_row``, the first axis is that of the rows of X. Otherwise a run takes all of the input, and the rows are
     those of the output: see :mod:`.whole_data`. ``axes`` are then the names of the axes, None where they have none.
+    ``example`` is the shape of an array that is packed into a row, and ``axes`` are its axes; None if rows are not
+    packed: see :mod:`.packed_examples`.
     """
 
     name: str
@@ -62,6 +64,7 @@ class TensorSpec:
     shape: tuple[int | None, ...]
     by_row: bool = True
     axes: tuple[str | None, ...] = ()
+    example: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,9 @@ class TrainableModel:
         In a user's file: the axis of the rows, by the names of inputs and outputs for which it is not the first axis.
     own_loss : OwnLoss or None
         The loss that the graph computes itself: ``scores`` are then the losses of the rows, and some inputs targets.
+    batch : int or None
+        The only number of rows on which the graph runs; None if it runs on any number. The gradients of the passes of a
+        minibatch are then accumulated.
     """
 
     model: ir.Model
@@ -165,6 +171,12 @@ class TrainableModel:
     restored: tuple[str, ...] = ()
     layout: Mapping[str, int] = field(default_factory=dict)
     own_loss: OwnLoss | None = None
+    batch: int | None = None
+
+    @property
+    def takes_examples(self) -> bool:
+        """True if X is a list of examples of different sizes, packed into rows: see :mod:`.packed_examples`."""
+        return any(spec.example is not None for spec in self.inputs)
 
     @property
     def inputs_of_X(self) -> tuple[TensorSpec, ...]:

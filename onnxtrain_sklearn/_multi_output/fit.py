@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from .._data.columns import require_in_memory, warn_of_rounding
 from .._data.held_out import naming_validation_data, require_scorable
 from .._data.inputs import Inputs, frame_arrays, is_frame
+from .._data.lists_of_examples import first_example
 from .._data.targets import (
     IGNORED,
     Classes,
@@ -118,7 +119,7 @@ with the weights of that epoch. It needs validation data: ``early_stopping=True`
 def several_outputs(output_tasks: Tasks, stream: Callable[..., Stream]) -> Preparation:
     """Return the functions with which ``prepare`` prepares the training of several outputs with these tasks."""
     return Preparation(
-        graph_plan=lambda estimator, resumed, X: GraphPlan(_known_outputs(estimator, resumed, output_tasks)),
+        graph_plan=lambda estimator, resumed, X: GraphPlan(_known_outputs(estimator, resumed, output_tasks, X)),
         examples=lambda estimator, call, graph, fitted, resumed: several_examples(
             estimator, output_tasks, call, graph, resumed
         ),
@@ -130,7 +131,9 @@ def several_outputs(output_tasks: Tasks, stream: Callable[..., Stream]) -> Prepa
     )
 
 
-def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_tasks: Tasks) -> TrainableModel:
+def _known_outputs(
+    estimator: Parameters, resumed: FittedState | None, output_tasks: Tasks, X: object
+) -> TrainableModel:
     """Return the graph of an earlier call, or the given graph pruned to the outputs that have a loss."""
     names = tuple(output_tasks)
     if resumed is not None:
@@ -151,7 +154,7 @@ def _known_outputs(estimator: Parameters, resumed: FittedState | None, output_ta
             f"model must be an ONNX graph with the outputs {list(names)}: a ModelProto, bytes, a path or an "
             f"ONNXProgram. Builders and fitted models have one output; got {what}."
         )
-    return trainable_graph_of(given, several=names)[0]
+    return trainable_graph_of(given, several=names, example=first_example(X))[0]
 
 
 # Choose the decoding of each output as for a single output, then the settings of the joint step.
@@ -219,7 +222,7 @@ def complete_state_of_outputs(
     ):
         if reference is not None:
             inference = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
-            predictor = Predictor(inference, state.device, state.session_options)
+            predictor = Predictor(inference, state.device, state.session_options, batch=state.graph.batch)
             found = require_same_outputs(reference, view, decoding, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))

@@ -30,6 +30,7 @@ import onnx_ir as ir
 from scipy.special import expit, softmax
 
 from .._data.columns import InputData
+from .._data.lists_of_examples import one_example
 from .._data.targets import Targets
 from .._fitted.fitted_model import is_estimator, sample_rows
 from .._importers.load import without_zip_maps
@@ -54,6 +55,7 @@ from .._model.graph_comparison import (
 )
 from .._model.links import Positions
 from .._model.modes import inference_form_of
+from .._model.packed_examples import packed_model
 from .._model.trainable import TrainableModel, with_scores_from_output
 from .._ort import devices
 from .._ort.devices import Device
@@ -109,6 +111,8 @@ class ReferenceOutput:
         Result of the comparison with the file; None if the graph was not read from a file.
     whole : bool
         Whether the data of the graph are one thing.
+    batch : int or None
+        The only number of rows on which the graph runs.
     """
 
     model: ir.Model
@@ -119,6 +123,7 @@ class ReferenceOutput:
     positions: Positions | None = None
     file: FileComparison | None = None
     whole: bool = False
+    batch: int | None = None
 
     def as_matrix(self, found: np.ndarray) -> np.ndarray:
         """Return another output of the graph as a matrix of the form of ``numbers``."""
@@ -148,7 +153,10 @@ def reference_output(
     if not is_foreign(model):
         return None
     whole = graph.model if graph.reference is None else graph.reference
-    reduced = multiply_by_columns(inference_form_of(whole, graph.output, fixed=graph.is_whole))
+    fixed = graph.is_whole or graph.takes_examples
+    reduced = multiply_by_columns(inference_form_of(whole, graph.output, fixed=fixed))
+    if graph.takes_examples:
+        return _output_of_examples(model, graph, reduced, columns, device)
     if graph.is_whole:
         return _output_of_whole(model, graph, reduced, columns, device, n_rows)
     with_targets, n = columns, len(next(iter(columns.values())))
@@ -227,6 +235,53 @@ def _output_of_whole(
     return ReferenceOutput(reduced, graph.output, rows, numbers, found.shape[1:], file=file, whole=True)
 
 
+def _output_of_examples(
+    model: ModelLike, graph: TrainableModel, reduced: ir.Model, columns: Mapping[str, InputData], device: Device
+) -> ReferenceOutput:
+    """Return the output of a graph for some examples of different sizes, each computed by itself."""
+    n = len(next(iter(columns.values())))
+    rows = np.linspace(0, n - 1, max(3, min(n, COMPARED_ROWS))).astype(int)
+    run = Predictor(reduced, device, None, whole=True).run
+    results, file = dict[int, np.ndarray](), list[FileComparison | None]()
+    compared = {int(rows[0]), int(rows[len(rows) // 2]), int(rows[-1])}
+    for i in dict.fromkeys(rows.tolist()):
+        own = _inputs_of(reduced, one_example(columns, i), graph.output)
+        found = run(own)
+        if found.shape[:1] != (1,):
+            raise ModelError(
+                f"Output {graph.output!r} of the graph has the shape {found.shape} for X[{i}], one example: it must "
+                f"have one row for each example, (1, k)."
+            )
+        if results and found.shape != next(iter(results.values())).shape:
+            raise ModelError(
+                f"Output {graph.output!r} of the graph has the shape {found.shape} for X[{i}], and "
+                f"{next(iter(results.values())).shape} for another example: all examples must have an output of the "
+                f"same shape."
+            )
+        results[i] = found
+        if i in compared:
+            run_again = partial(_run_example, run, own)
+            file.append(
+                require_exact_import(model, reduced, graph.joined, own, np.arange(1), found, run_again, whole=True)
+            )
+    every = np.concatenate([results[i] for i in rows.tolist()])
+    specs = tuple(replace(spec, shape=spec.example) for spec in graph.inputs if spec.example)
+    known = [one for one in file if one is not None]
+    return ReferenceOutput(
+        packed_model(reduced, specs),
+        graph.output,
+        rows,
+        _as_flat_rows(every).astype(np.float64),
+        every.shape[1:],
+        file=max(known) if known else None,
+        batch=1,
+    )
+
+
+def _run_example(run: Callable[..., np.ndarray], columns: Mapping[str, InputData], rows: np.ndarray) -> np.ndarray:
+    return run(columns)[np.zeros(len(rows), int)]
+
+
 def _run_on_any_batch(
     whole: ir.Model, predictor: Predictor, columns: Mapping[str, InputData], rows: np.ndarray
 ) -> np.ndarray:
@@ -286,11 +341,17 @@ def _across_rows(name: str) -> ModelError:
 
 
 def run_graph(
-    graph: ir.Model, columns: Mapping[str, InputData], rows: np.ndarray, device: Device, *, whole: bool = False
+    graph: ir.Model,
+    columns: Mapping[str, InputData],
+    rows: np.ndarray,
+    device: Device,
+    *,
+    whole: bool = False,
+    batch: int | None = None,
 ) -> np.ndarray:
     """Return the output of a graph for some rows; raise ModelError if it does not run on them."""
     with refusing("The graph does not run on the data"):
-        return Predictor(graph, device, None, whole=whole).run(
+        return Predictor(graph, device, None, whole=whole, batch=batch).run(
             _inputs_of(graph, columns, graph.graph.outputs[0].name or ""), rows
         )
 
@@ -520,7 +581,9 @@ def require_same_outputs(
         scale = max(1.0, float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0)))
         if not np.allclose(numbers, expected, rtol=relative, atol=absolute * scale, equal_nan=True):
             again = reference.as_matrix(
-                run_graph(reference.model, columns, reference.rows, device, whole=reference.whole)
+                run_graph(
+                    reference.model, columns, reference.rows, device, whole=reference.whole, batch=reference.batch
+                )
             )
             # A graph that draws random numbers differs between two runs, so it cannot be compared.
             if np.allclose(again, reference.numbers, rtol=1e-4, atol=1e-4, equal_nan=True):

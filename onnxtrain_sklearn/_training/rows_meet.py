@@ -77,6 +77,11 @@ def where_rows_meet(graph: TrainableModel, settings: StepSettings) -> str | None
             raise ModelError(
                 f"Rows meet in the loss {name}, so it cannot be used with {more}. Take a loss of single rows."
             )
+    if graph.batch is not None and losses:
+        raise ModelError(
+            f"Rows meet in the loss {type(losses[0].loss).__name__}, and the graph is run on {graph.batch} of the rows "
+            f"of a minibatch at a time. Take a loss of single rows."
+        )
     found = where_rows_meet_in_graph(graph, settings.session_options)
     return found or (f"The loss {type(losses[0].loss).__name__}" if losses else None)
 
@@ -125,9 +130,16 @@ def where_rows_meet_in_graph(graph: TrainableModel, options: Options, *, in_trai
     """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. The answer is cached.
 
     ``in_training``, batch normalization uses statistics of the minibatch, so rows meet. ``options`` are the session
-    options of the trials.
+    options of the trials. A pass of packed examples has a single row.
     """
     form = template_of(graph.model)
+    if graph.takes_examples:
+        if in_training and (node := next((node for node in form.graph if normalizes_by_batch(node)), None)):
+            raise ModelError(
+                f"{node_label(node)} normalizes by the statistics of a minibatch, and the examples of X are computed "
+                f"one by one. Leave training_mode=False, freeze it by trainable, or use another normalization."
+            )
+        return None
     with _lock:
         known = _of_forms.setdefault(form, {})
     key = (in_training, graph.scores, graph.forms)

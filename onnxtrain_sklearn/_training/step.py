@@ -288,9 +288,9 @@ def in_trainable_type(
     trained = FlatParameters(
         {n: weights[n] for n in names}, graph.dtype, {n: weights[n] for n in graph.running_statistics}
     )
-    # There is no list of available kernels, so make a step of two rows to see whether onnxruntime opens its sessions.
+    # There is no list of available kernels, so make a small step to see whether onnxruntime opens its sessions.
     try:
-        HostStep(StepParts(graph, plain, trained, {}, OptimizerState(), batch_size=2, sparse=sparse))
+        HostStep(StepParts(graph, plain, trained, {}, OptimizerState(), batch_size=graph.batch or 2, sparse=sparse))
     except Exception as error:
         if not sessions.not_implemented(error):
             raise

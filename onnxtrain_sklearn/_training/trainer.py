@@ -304,7 +304,8 @@ class Trainer:
             self._diverge()
         rows = self.batches.n_rows
         if self._stopped and self.batches.n_minibatches is not None:  # a callback may have stopped mid-epoch
-            rows = min(rows, (self.history.progress.step - part.steps_before) * accumulate * self.batches.size)
+            minibatches = (self.history.progress.step - part.steps_before) * (accumulate // self.batches.passes)
+            rows = min(rows, minibatches * self.batches.size)
         # Divide by the total weight if known: the sum over minibatches rounds differently for each order of rows.
         return part.total / (part.weight if self.batches.weight is None or self._stopped else self.batches.weight), rows
 

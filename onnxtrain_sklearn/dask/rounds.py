@@ -231,6 +231,7 @@ class _Shuffle:
 class _Chosen:
     """Some minibatches as :class:`~.batches.Batches`."""
 
+    passes = 1
     weight: float | None = None
 
     def __init__(self, minibatches: Sequence[Minibatch], size: int) -> None:
@@ -269,6 +270,8 @@ class ClusterBatches:
     weight : float or None
         Sum of the weights of all rows; None until the windows are built.
     """
+
+    passes = 1
 
     def __init__(
         self,
