@@ -629,6 +629,11 @@ def share_of_labels(targets: Targets) -> np.ndarray:
     return np.asarray(targets.label_mask.reshape(len(targets.label_mask), -1).mean(axis=1))
 
 
+def values_in_rows(targets: Targets) -> np.ndarray:
+    """Return numeric targets in the shape of the rows of ``y``."""
+    return targets.values.reshape(len(targets.values), *(targets.row_shape or targets.values.shape[1:]))
+
+
 def rows_with_labels(targets: Targets) -> np.ndarray:
     """Return the indices of the rows with at least one label that is not ignored."""
     if targets.label_mask is None:

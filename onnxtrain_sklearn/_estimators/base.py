@@ -35,10 +35,11 @@ from .call import Call, optional_data
 from .coefficients import coefficients_of, intercept_of, trained_estimator
 from .config import is_on
 from .describe import Description, describe
+from .features import HiddenFeatures
 from .files import export_folder, load_state, read_checkpoint, training_onnx, write_artifacts
 from .fit import ONE_OUTPUT, Preparation, initialize, train
 from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
-from .outputs import OutputTask, targets_declared_by
+from .outputs import OutputTask, takes_y
 from .parameters import CallbackSupportMixin, Parameters, require_own_names, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
@@ -454,7 +455,7 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class BaseOrtGradient(GraphEstimator):
+class BaseOrtGradient(HiddenFeatures, GraphEstimator):
     """Base class of the classifier and the regressor: one trained output."""
 
     finetune: str | FineTuner | None = "auto"  # type: ignore[misc]  # elsewhere it is fixed
@@ -490,7 +491,8 @@ class BaseOrtGradient(GraphEstimator):
         y : array-like of shape (n_samples,) or (n_samples, n_outputs), or of more axes, or str or list of str
             Targets. Rows of several axes, such as images, have the shape of a row of the graph's output. A number or
             label that is missing (NaN or None) beside others of its row does not count; a row without any is left out
-            with a warning. Of a table in files, the name of the target column, or a list of names; None for
+            with a warning. Ignored with ``loss="reconstruction"``. Of a table in files, the name of the target column,
+            or a list of names; None for
             :class:`RowBlocks`, which holds it.
         sample_weight : array-like of shape (n_samples,), or str, default=None
             Weight of each row in the mean loss, >= 0; None: one. Of a table in files, the name of its column.
@@ -516,7 +518,7 @@ class BaseOrtGradient(GraphEstimator):
             The loss, weights, optimizer state or validation predictions became NaN or infinite; the estimator holds
             the weights at the start of the last epoch that began with a finite loss.
         """
-        needs_y = targets_declared_by(getattr(self, "loss", None)) != {}
+        needs_y = takes_y(getattr(self, "loss", None))
         validation = optional_data("val", X_val, y_val, sample_weight_val, needs_y=needs_y)
         old_rows = optional_data("old", X_old, y_old, sample_weight_old)
         resume = is_on(self.warm_start)

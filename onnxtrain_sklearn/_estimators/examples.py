@@ -27,6 +27,7 @@ from .._pretrained.comparison import require_target_of_each_row
 from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET, as_target
 from .._utils.typing import MatrixLike
+from ..losses import reconstructs
 from ..models import keywords_of, resolve_builder
 from ..models.given import bare_model
 from .call import Call, Examples
@@ -75,6 +76,10 @@ def training_examples(
     if call.one_epoch and resumed is None:
         require_known_labels(output_task, call.y, known, at_positions=at_positions)
     decoding, known = (None, known) if resumed is None else (resumed.decoding, resumed.decoding.classes)
+    if reconstructs(estimator.loss):
+        if output_task.classifies:
+            raise ValueError("loss='reconstruction' learns the numbers of X, not labels: take OrtGradientRegressor.")
+        call = replace(call, y=rows_as_targets(columns))
     n_rows = _count_of_rows(columns, specs, call.y)
     require_same_kind_of_loss(estimator, graph, resumed)
     if graph is not None and graph.own_loss is not None:
@@ -99,6 +104,7 @@ def validation_examples(
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
     columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
+    y = rows_as_targets(columns) if reconstructs(estimator.loss) else y
     n_rows, decoding = _count_of_rows(columns, state.graph.inputs_of_X, y), state.decoding
     require_same_kind_of_loss(estimator, state.graph, state)
     targets: Any = y
@@ -117,6 +123,17 @@ def validation_examples(
     )
     require_rows_of_output(state, columns, n_rows)
     return Examples(columns, *found)
+
+
+def rows_as_targets(columns: InputColumns) -> np.ndarray:
+    """Return the rows of X as the targets of a network that reconstructs them."""
+    if len(columns) != 1 or any(one.is_sparse for one in columns.values()):
+        raise TypeError(
+            f"loss='reconstruction' learns one array of numbers that is not sparse, got "
+            f"{f'{len(columns)} inputs' if len(columns) != 1 else 'a sparse matrix; use X.toarray()'}."
+        )
+    (column,) = columns.values()
+    return column.rows(slice(None))
 
 
 def require_rows_of_output(state: FittedState, columns: Columns, n_rows: int) -> None:

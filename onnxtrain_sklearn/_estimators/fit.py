@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._data.held_out import RowsToSplit, require_group_reader
-from .._data.targets import SeveralTargets, without_missing
+from .._data.targets import SeveralTargets, values_in_rows, without_missing
 from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting
@@ -41,6 +41,7 @@ from .._utils.cache import content
 from .._utils.errors import refusing
 from ..callbacks.base import State
 from ..exceptions import DivergenceError, warn
+from ..losses import reconstructs
 from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig, default_alpha, factor_for_tails
@@ -49,7 +50,7 @@ from .examples import batches_for, graph_inputs, training_examples
 from .finetuning import TUNED_PIECE, old_examples, tuner_of, tuning_trainer
 from .fitted_state import FittedState, sparse_inputs
 from .graph_plan import GraphPlan, graph_plan
-from .outputs import DecodedGraph, choose_decoding, ignoring, targets_declared_by
+from .outputs import DecodedGraph, choose_decoding, ignoring, takes_y, targets_declared_by
 from .parameters import Parameters, set_callbacks_of
 from .scoring import (
     DefaultScore,
@@ -178,11 +179,13 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     reset the optimizer's state. Only the feature attributes of the estimator change.
     """
     call = opened(estimator, call)
-    if call.y is None and call.source is None and targets_declared_by(estimator.loss) != {}:
+    if call.y is None and call.source is None and takes_y(estimator.loss):
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
     steps: Preparation = estimator._preparation()  # ONE_OUTPUT, or that of `_multi_output/fit.py`
     resumed = call.resumed_state(estimator)
+    if call.source is not None and reconstructs(estimator.loss):
+        raise TypeError("loss='reconstruction' learns rows in memory: read the table first.")
     if resumed is not None:
         require_files_unchanged(resumed.graph.model)
     if call.source is None:
@@ -239,6 +242,8 @@ def _prepare_rows(
             raise ValueError("batch_size=None takes labels or numbers as y, not targets that a loss declares by name.")
         call = _whole_call(estimator, call)
     examples = steps.examples(estimator, call, plan.known, plan.fitted, resumed)
+    if reconstructs(estimator.loss):
+        call = replace(call, y=values_in_rows(examples.targets))
     if resumed is not None:
         rng = resumed.rng  # a training that continues goes on drawing from its generator
     else:

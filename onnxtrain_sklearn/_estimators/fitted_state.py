@@ -65,7 +65,7 @@ class LiveSessions:
     trained_form: TrainableModel | None = None
     step: TrainingStep | None = None
     step_key: object = None
-    predictors: dict[tuple[str, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
+    predictors: dict[tuple[object, int, tuple[str, ...]], Predictor] = field(default_factory=dict)
     sample: Any = None
 
 
@@ -232,6 +232,15 @@ class FittedState:
                 whole=self.graph.is_whole,
                 batch=self.graph.batch,
             )
+        return self.live.predictors[key]
+
+    def kept_predictor(
+        self, kind: tuple[object, ...], sparse: tuple[str, ...], make: Callable[[], Predictor]
+    ) -> Predictor:
+        """Return the predictor of another output of the graph; it is made once for the current weights."""
+        key = (kind, sessions.forks(), sparse)
+        if key not in self.live.predictors:
+            self.live.predictors[key] = make()
         return self.live.predictors[key]
 
     def predictions(self, columns: Columns) -> dict[str, np.ndarray]:

@@ -70,7 +70,7 @@ from .._training.step_parts import StepSettings, TrainedPositions
 from .._utils.cache import with_attributes
 from .._utils.typing import ClassWeight
 from ..exceptions import ModelError, warn
-from ..losses import LOSSES, DistributionLoss, Loss, Quantiles, resolve_loss
+from ..losses import LOSSES, DistributionLoss, Loss, Quantiles, reconstructs, resolve_loss
 from ..losses.base import LabelKind, LossOfRows
 from .call import Examples, FitContext
 from .fitted_state import Columns, FittedState
@@ -198,6 +198,11 @@ def targets_declared_by(loss: object) -> Mapping[str, Target] | None:
         return {}
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     return known.targets if isinstance(known, Loss) and isinstance(known.targets, Mapping) else None
+
+
+def takes_y(loss: object) -> bool:
+    """Return True if a loss needs ``y``: it has targets, and they are not the rows of X."""
+    return targets_declared_by(loss) != {} and not reconstructs(loss)
 
 
 # The methods that an estimator has depend on its loss and its fitted state.

@@ -20,11 +20,12 @@ from .._data.targets import checked_weights, numbers_in_part, without_missing
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike, Predictions, TableLike
-from ..losses import DistributionLoss, Loss, LossBlock, Quantiles
+from ..losses import DistributionLoss, Loss, LossBlock, Quantiles, reconstructs
 from ..models.given import resolve_graph_model
 from .base import BaseOrtGradient
 from .call import Call
 from .config import check_partial_fit, trains_in_minibatches
+from .examples import graph_inputs, rows_as_targets
 from .fit import train
 from .outputs import (
     NumberTask,
@@ -189,7 +190,7 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
         Parameters
         ----------
         X, y, sample_weight : array-like
-            As in :meth:`fit`; a source is read a batch at a time.
+            As in :meth:`fit`; a source is read a batch at a time. ``loss="reconstruction"`` ignores ``y``.
 
         Returns
         -------
@@ -204,6 +205,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             return score_of_source(self, X, y, sample_weight)
         if self._state.decoding.declared is not None:
             return -loss_of_declared(self, X, y, sample_weight)
+        if reconstructs(self.loss):
+            state = self._state
+            y = rows_as_targets(graph_inputs(self, X, state.graph.inputs_of_X, state.fitted, reset=False))
         y = scored_targets(self, y, sample_weight)
         if self._state.graph.is_whole:
             y, sample_weight = without_missing(y, sample_weight)
@@ -262,6 +266,9 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = not takes_negative_numbers(self.loss)
+        if reconstructs(self.loss):  # a transformer
+            tags.estimator_type, tags.regressor_tags, tags.target_tags.required = None, None, False
+            tags.input_tags.sparse = False
         return tags
 
     def _output_task(self) -> OutputTask:

@@ -23,6 +23,7 @@ from .._data.targets import (
     position_shares,
     require_same_places,
     rows_with_labels,
+    values_in_rows,
 )
 from .._fitted import sklearn_private
 from .._inference.graph import Decoding
@@ -33,7 +34,7 @@ from .._training.validation_loss import SCORED_PIECE, ScoreLoss, weighted_mean
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest
-from ..losses import Loss
+from ..losses import Loss, reconstructs
 from .call import Call, Examples, FitContext
 from .config import TrainingConfig
 from .examples import scaled_values, validation_examples
@@ -376,6 +377,8 @@ def validation(
     if given is not None:
         with naming_validation_data():
             own = validation_examples(estimator, state, *given)
+            if reconstructs(estimator.loss):
+                given = (given[0], values_in_rows(own.targets), given[2])
             require_same_places(examples.targets, own.targets)
             _check_declared(state, settings.loss, own.targets)
         require_scorable(own.targets, own.weights)

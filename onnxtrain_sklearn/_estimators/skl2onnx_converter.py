@@ -12,11 +12,13 @@ any regressor. ``_recipes/skl2onnx_registration`` embeds the estimators for tabl
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
 from .._fitted import skl2onnx_bridge
@@ -59,13 +61,63 @@ VARIABLE_TYPES = {
 
 def register_estimators() -> None:
     """Register the converters of the classifier, of the regressor and of TransformedTargetRegressor with skl2onnx."""
-    from sklearn.compose import TransformedTargetRegressor
+    from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+    from sklearn.pipeline import FeatureUnion, Pipeline
 
     register = skl2onnx_bridge.register
     name = "OnnxtrainSklearnClassifier"
     register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, CLASSIFIER_OPTIONS)
     register(OrtGradientRegressor, "OnnxtrainSklearnRegressor", _regressor_types, _convert_regressor)
     register(TransformedTargetRegressor, "OnnxtrainSklearnTargets", _target_types, _convert_target)
+    if not skl2onnx_bridge.has_converter(FeatureStep):
+        register(FeatureStep, "OnnxtrainSklearnFeatures", _feature_types, _convert_features)
+        for kind in (Pipeline, FeatureUnion, ColumnTransformer):
+            skl2onnx_bridge.read_before_parsing(kind, with_feature_steps)
+
+
+class FeatureStep(TransformerMixin, BaseEstimator):
+    """An estimator where ``transform`` is called, not ``predict``: before a model in a pipeline, or in a union."""
+
+    def __init__(self, estimator: BaseOrtGradient) -> None:
+        self.estimator = estimator
+        self._state = estimator._state  # what the functions of this module read
+
+
+def with_feature_steps(model: Any) -> Any:
+    """Return a pipeline, a union or a ColumnTransformer whose estimators of this package are transformers.
+
+    A copy, if there are some; skl2onnx would take what they predict for what the next step reads.
+    """
+    name = next(n for n in ("transformers_", "transformer_list", "steps") if hasattr(model, n))
+    steps = getattr(model, name)
+    read = [(label, _as_transformer(one), *rest) for label, one, *rest in (steps[:-1] if name == "steps" else steps)]
+    return _with_steps(model, name, [*read, *(steps[-1:] if name == "steps" else [])])
+
+
+def _as_transformer(model: Any) -> Any:
+    if isinstance(model, BaseOrtGradient):
+        return FeatureStep(model)
+    if not hasattr(model, "steps"):
+        return model
+    return _with_steps(model, "steps", [(label, _as_transformer(one)) for label, one in model.steps])
+
+
+def _with_steps(model: Any, name: str, steps: list[Any]) -> Any:
+    if all(new[1] is old[1] for new, old in zip(steps, getattr(model, name), strict=True)):
+        return model
+    twin = copy.copy(model)
+    setattr(twin, name, steps)
+    return twin
+
+
+def _feature_types(operator: Operator) -> None:
+    estimator = operator.raw_operator.estimator
+    rows = operator.inputs[0].get_first_dimension()
+    operator.outputs[0].set_type(_number_type(operator)([rows, estimator._n_features()]))
+
+
+def _convert_features(scope: Scope, operator: Operator, container: Container) -> None:
+    _embed(operator.raw_operator.estimator._features_model(), scope, operator, container)
 
 
 def _classifier_types(operator: Operator) -> None:

@@ -106,6 +106,20 @@ def register(
         package().update_registered_converter(kind, name, declare, convert, options=options)
 
 
+def read_before_parsing(kind: type, read: Callable[[Any], Any]) -> None:
+    """Let skl2onnx parse ``read(model)`` in place of a model of a class; options of the model go with it."""
+    parsers = _private("parsers")
+    parse = parsers[kind]
+
+    def parse_read(scope: Any, model: Any, inputs: Any, custom_parsers: Any = None) -> Any:
+        found = read(model)
+        if found is not model and scope.options is not None and id(model) in scope.options:
+            scope.add_options(id(found), scope.options[id(model)])
+        return parse(scope, found, inputs, custom_parsers=custom_parsers)
+
+    parsers[kind] = parse_read
+
+
 def _private(key: str) -> Any:
     module, name = PRIVATE[key]
     try:

@@ -57,7 +57,9 @@ def types_of_head(model: ir.Model, output: str | None) -> HeadTypes:
     return HeadTypes(kept or of_file, final.metadata_props.get(KEPT_TYPE))
 
 
-def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | None = None) -> tuple[ir.Model, str]:
+def graph_of_features(
+    model: ir.Model, output: str | None, final: ir.Value | None = None, *, setting: str = "output"
+) -> tuple[ir.Model, str]:
     """Return a graph whose output is the features for a new head, (N, n_features), and the name of this output.
 
     Parameters
@@ -68,6 +70,8 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
         The tensor with the features; by default the input of the last layer.
     final : onnx_ir.Value, optional
         The output from which to search for the last layer; by default the first float output of ``model``.
+    setting : str
+        The setting of ``GraphModel`` that names the tensor, for messages.
     """
     name = output
     if name is None:
@@ -78,13 +82,15 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
     values = {v.name or "": v for node in model.graph for v in node.outputs if _may_be_features(v)}
     if name is None:
         raise ModelError(
-            f"new_head=True replaces the last layer, and the graph does not end in one that is certain: a MatMul or "
-            f"Gemm with weights, and a final activation. Name the tensor with the features, "
-            f"model=GraphModel(..., output=...): {_listing(model.graph)}."
+            f"{'new_head=True replaces' if setting == 'output' else 'transform reads the input of'} the last layer, "
+            f"and the graph does not end in one that is certain: a MatMul or Gemm with weights, and a final "
+            f"activation. Name the tensor with the features, model=GraphModel(..., {setting}=...): "
+            f"{_listing(model.graph)}."
         )
     if name not in values:
         raise ModelError(
-            f"output={name!r} is no float tensor inside the graph, so it cannot feed a new head."
+            f"{setting}={name!r} is no float tensor inside the graph, so it cannot "
+            f"{'feed a new head' if setting == 'output' else 'be the result of transform'}."
             f"{nearest(name, values)} The last ones are {_listing(model.graph)}."
         )
     features, graph = values[name], model.graph
@@ -98,6 +104,50 @@ def graph_of_features(model: ir.Model, output: str | None, final: ir.Value | Non
     graph.sort()
     keep_outputs(model, graph.outputs, inputs=True)
     return model, features.name or ""
+
+
+def has_hidden_layer(final: ir.Value) -> bool:
+    """Return True if the last layer before ``final`` is certain, and reads the result of another product with weights.
+
+    A linear model on numbers that are scaled first has none.
+    """
+    layer = _last_layer(final)
+    return layer is not None and layer.inputs[0] is not None and bool(_layers_before(layer.inputs[0]))
+
+
+def narrowest_layer(final: ir.Value) -> str | None:
+    """Return the name of the hidden layer with the fewest units, the first of several; None if it is not certain."""
+    layer = _last_layer(final)
+    if layer is None:
+        return None
+    products = [node for node in [*_layers_before(layer.inputs[0]), layer] if node.op_type != "Conv"]
+    hidden = [node for node in products if _layers_before(node.inputs[0])]
+    narrowest = min(hidden, key=_n_inputs, default=None)
+    return None if narrowest is None or narrowest.inputs[0] is None else narrowest.inputs[0].name
+
+
+def _n_inputs(layer: ir.Node) -> int:
+    """Return the number of units that a product with stored weights reads."""
+    weight = layer.inputs[1]
+    sizes = None if weight is None else dims(weight)
+    turned = layer.op_type == "Gemm" and (layer.attributes.get_int("transB", 0) == 1)
+    return int(str(sizes[1 if turned else -2])) if sizes is not None and len(sizes) > 1 else 2**31
+
+
+def _layers_before(value: ir.Value | None) -> list[ir.Node]:
+    """Return the products with stored weights upstream of a value, in the order of the graph."""
+    found, front, seen = list[ir.Node](), [value], set[ir.Node]()
+    while front:
+        node = None if (one := front.pop()) is None else one.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        front += node.inputs
+        if node.op_type in ("MatMul", "Gemm", "Conv") and _stored_weight(node.inputs[1]) is not None:
+            found.append(node)
+    graph = found[0].graph if found else None
+    order = {} if graph is None else {node: i for i, node in enumerate(graph)}
+    return sorted(found, key=lambda node: order.get(node, -1))
 
 
 def with_head(

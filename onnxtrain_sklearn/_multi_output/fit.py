@@ -72,7 +72,7 @@ from .._training.step_parts import OutputLoss, StepSettings, TotalLoss
 from .._utils.params import Declaration, Instance, OneOf
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest
-from ..losses import Loss, resolve_loss
+from ..losses import Loss, reconstructs, resolve_loss
 from ..models import GraphModel, resolve_builder
 from ..models.given import resolve_graph_model
 
@@ -304,6 +304,8 @@ def output_tasks_of(estimator: Any) -> dict[str, OutputTask]:
                 raise ValueError(
                     f"loss={loss!r} takes targets of its own, which OrtGradientRegressor trains, on one output."
                 )
+            if reconstructs(loss):
+                raise ValueError("loss='reconstruction' learns the rows of X alone, by OrtGradientRegressor.")
             if (kind := found[output].label_kind) != "labels":
                 raise ValueError(
                     f"loss={loss!r} takes soft labels (targets={kind!r}), which OrtGradientClassifier trains, on one "

@@ -51,6 +51,7 @@ from .regression import EpsilonInsensitive as EpsilonInsensitive
 from .regression import Huber as Huber
 from .regression import LogCosh as LogCosh
 from .regression import Quantile as Quantile
+from .regression import Reconstruction as Reconstruction
 from .regression import SquaredError as SquaredError
 from .sequences import CTC as CTC
 from .survival import Cox as Cox
@@ -64,3 +65,8 @@ def resolve_loss(loss: str | Loss | LossBlock, widths: tuple[int, ...] = ()) -> 
     if not isinstance(loss, str | Loss | type) and isinstance(loss, LossBlock):
         loss = loss.as_loss(widths)
     return resolve("loss", loss, LOSSES, Loss)
+
+
+def reconstructs(loss: object) -> bool:
+    """Return True if the targets of a loss are the rows of X themselves."""
+    return loss == Reconstruction.name if isinstance(loss, str) else isinstance(loss, Reconstruction)

@@ -29,6 +29,30 @@ class SquaredError(RegressionLoss):
         return op.Mul(residual, residual)
 
 
+class Reconstruction(SquaredError):
+    r"""Squared error of the rows of ``X`` themselves, :math:`(s - x)^2`: the network is an autoencoder.
+
+    ``fit(X)`` takes no ``y``, and ignores one, as transformers do. ``predict`` returns the rows that the network makes
+    of ``X``, ``transform`` the narrowest hidden layer, and ``score(X)`` is the R² of the rows. A network that is built
+    learns columns that are scaled to the same deviation (``target_scaling``), so that each counts as much.
+
+    Notes
+    -----
+    For :class:`~onnxtrain_sklearn.OrtGradientRegressor`, on numbers in memory that are not sparse.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from onnxtrain_sklearn import MLP, OrtGradientRegressor
+    >>> X, _ = load_digits(return_X_y=True)
+    >>> net = OrtGradientRegressor(MLP((32, 8, 32)), loss="reconstruction", max_iter=5, tol=0, random_state=0).fit(X)
+    >>> net.predict(X).shape, net.transform(X).shape
+    ((1797, 64), (1797, 8))
+    """
+
+    name = "reconstruction"
+
+
 class AbsoluteError(RegressionLoss):
     r"""Absolute error, :math:`|s - y|`; its minimum is the conditional median.
 

@@ -30,6 +30,9 @@ class GraphModel(Component):
         ``FineTuner(new_head=True)`` it may be any tensor inside the graph, which the new head then reads; with a loss
         that the graph computes (``loss="output"``), any that predictions are to return. To train
         several outputs, use :class:`~onnxtrain_sklearn.OrtGradientMultiOutput`, whose ``loss`` names them.
+    features : str or None, default=None
+        The tensor inside the graph that ``transform`` of an estimator returns. None: the input of the last layer;
+        with ``loss="reconstruction"``, of the narrowest one. It may be set after ``fit``.
     output_kind : {"auto", "scores", "probabilities", "means"} or dict of str to str, default="auto"
         The content of the output. For several outputs, a dict by output; those that it lacks are "auto". ``fit`` runs
         the graph as given on some rows of ``X``, and raises ModelError if the untrained estimator predicts something
@@ -101,6 +104,7 @@ class GraphModel(Component):
     valid: ClassVar[Rules] = {
         "output": (Instance(str, "the name of an output of the graph"), None),
         "output_kind": (OneOf(("auto", "scores", "probabilities", "means")), _BY_OUTPUT),
+        "features": (Instance(str, "the name of a tensor inside the graph"), None),
         "training_mode": (bool,),
         "class_axis": (OneOf(("auto", 1, -1)), _BY_OUTPUT),
         "constant_inputs": (Instance(Mapping, "a dict from names of inputs to numbers or arrays"), None),
@@ -113,6 +117,7 @@ class GraphModel(Component):
         output: str | None = None,
         output_kind: str | Mapping[str, str] = "auto",
         *,
+        features: str | None = None,
         training_mode: bool = False,
         class_axis: int | str | Mapping[str, int | str] = "auto",
         constant_inputs: Mapping[str, Any] | None = None,
@@ -121,6 +126,7 @@ class GraphModel(Component):
         self.graph = graph
         self.output = output
         self.output_kind = output_kind
+        self.features = features
         self.training_mode = training_mode
         self.class_axis = class_axis
         self.constant_inputs = constant_inputs

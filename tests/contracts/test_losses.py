@@ -168,6 +168,7 @@ REFERENCES: dict[str, Callable[..., np.ndarray]] = {
     "ordinal": ordinal,
     "dice": dice,
     "squared_error": lambda s, y, task: (s - y) ** 2,
+    "reconstruction": lambda s, y, task: (s - y) ** 2,
     "absolute_error": lambda s, y, task: np.where(s > y, s - y, y - s),
     "huber": huber,
     "quantile": lambda s, y, task, quantile=0.5: np.where(y > s, quantile * (y - s), (1 - quantile) * (s - y)),

@@ -22,7 +22,12 @@ def function_of_check(estimator, check):
 @pytest.mark.slow
 @pytest.mark.thinned(by=function_of_check)
 @parametrize_with_checks(
-    [OrtGradientClassifier(), OrtGradientRegressor(), OrtGradientRegressor(Linear(), optimizer="lbfgs")]
+    [
+        OrtGradientClassifier(),
+        OrtGradientRegressor(),
+        OrtGradientRegressor(Linear(), optimizer="lbfgs"),
+        OrtGradientRegressor(loss="reconstruction"),
+    ]
 )
 def test_scikit_learn_check(estimator, check):
     try:
