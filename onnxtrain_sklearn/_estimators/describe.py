@@ -177,10 +177,18 @@ def _of_state(state: FittedState, estimator: Parameters) -> Description:
         found,
         engine=state.engine,
         compared=state.compared,
-        step=step,
+        step=_with_passes(step, state.graph),
         alpha=state.alpha,
         targets=_outlying_targets(state.decoding),
     )
+
+
+def _with_passes(step: str, graph: TrainableModel) -> str:
+    """Return the text on a step, with the rows of a pass if the graph runs only on so many."""
+    if not step or graph.batch is None:
+        return step
+    rows = "an example" if graph.takes_examples else f"{graph.batch} rows, for which the graph was exported"
+    return f"{step}; a pass takes {rows}"
 
 
 OUTLYING = 5.0

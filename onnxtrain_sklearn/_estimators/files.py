@@ -74,10 +74,12 @@ def exported_training(
     """Return the content of training graphs that continue training as ``partial_fit`` would."""
     outputs: tuple[ExportedOutput, ...] = estimator._preparation().exported(estimator, state)
     config = TrainingConfig.of(estimator)
-    if state.graph.takes_examples:
+    if state.graph.batch is not None:
+        why = f"the graph runs only on {state.graph.batch} of them"
+        why = "X was a list of examples of different sizes" if state.graph.takes_examples else why
         raise ModelError(
-            "A training graph takes rows of one size, and X was a list of examples of different sizes: train it in "
-            "Python. to_onnx() gives the graph that predicts."
+            f"A training graph takes minibatches of rows, and {why}: train it in Python. to_onnx() gives the graph "
+            f"that predicts."
         )
     if state.graph.is_whole:
         raise ModelError(

@@ -31,6 +31,7 @@ from .._fitted.skl2onnx_bridge import register_waiting
 from .._ir.queries import require_files_unchanged
 from .._model.trainable import TrainableModel
 from .._ort import sessions
+from .._pretrained.comparison import FixedBatchError
 from .._training.programs import COMPILED
 from .._training.rows_meet import outputs_where_rows_meet, where_rows_meet
 from .._training.step import TrainingStep
@@ -40,7 +41,7 @@ from .._training.trainer import Trainer
 from .._utils.cache import content
 from .._utils.errors import refusing
 from ..callbacks.base import State
-from ..exceptions import DivergenceError, warn
+from ..exceptions import DivergenceError, ModelError, warn
 from ..losses import reconstructs
 from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
@@ -235,8 +236,34 @@ def _prepare_rows(
     estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None, steps: Preparation
 ) -> tuple[FittedState, Trainer]:
     """Validate and prepare a call whose rows are in memory, or a sample of them."""
+    plan, seed = steps.graph_plan(estimator, resumed, call.X), estimator.random_state
+    drawn = seed.get_state() if isinstance(seed, np.random.RandomState) else None
+    try:
+        return _prepare_plan(estimator, call, config, resumed, steps, plan)
+    except FixedBatchError as error:
+        own = None if resumed is not None else plan.at_own_batch()
+        if own is None:
+            raise ModelError(str(error)) from error.__cause__
+    if drawn is not None:
+        seed.set_state(drawn)
+    return _prepare_plan(estimator, call, config, resumed, steps, own)
+
+
+def _prepare_plan(
+    estimator: Any,
+    call: Call,
+    config: TrainingConfig,
+    resumed: FittedState | None,
+    steps: Preparation,
+    plan: GraphPlan,
+) -> tuple[FittedState, Trainer]:
+    """Validate and prepare a call with this plan for its graph."""
     # The graph, if it is known before the data, and the data as its inputs, with targets.
-    plan = steps.graph_plan(estimator, resumed, call.X)
+    if plan.known is not None and plan.known.batch is not None and call.stream is not None:
+        raise ValueError(
+            f"The graph runs only on {plan.known.batch} rows at a time, which is for data in memory: give arrays, or "
+            f"export it with a dynamic batch axis."
+        )
     if plan.known is not None and plan.known.is_whole:
         if targets_declared_by(estimator.loss) is not None:
             raise ValueError("batch_size=None takes labels or numbers as y, not targets that a loss declares by name.")
@@ -250,6 +277,11 @@ def _prepare_rows(
         rng = generator_of(estimator, lambda: bytes_of(examples, call)) if call.stream is None else call.stream.rng
     # Fine-tuning takes all rows at once.
     tuner = None if call.one_epoch or call.stream is not None else tuner_of(estimator, plan.fitted)
+    if tuner is not None and plan.known is not None and plan.known.batch is not None:
+        raise ModelError(
+            f"The graph runs only on {plan.known.batch} rows at a time, and fine-tuning takes any number: set "
+            f"finetune=None, or export it with a dynamic batch axis."
+        )
     if tuner is not None and examples.targets.declared is not None:
         raise ValueError("Fine-tuning takes labels or numbers, not targets that a loss declares: set finetune=None.")
 

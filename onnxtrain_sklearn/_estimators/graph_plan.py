@@ -28,6 +28,7 @@ from .._ir.limits import current_limits, require_within_limits
 from .._ir.opsets import readable
 from .._ir.protobuf import erase_initializers
 from .._ir.shapes import infer_declared, infer_shapes
+from .._model.fixed_batch import own_batch
 from .._model.given_inputs import bind_constants, move_rows_first
 from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of_head, with_head
 from .._model.modes import in_training_mode
@@ -174,6 +175,21 @@ class GraphPlan:
         """Return the graph for the data, and the examples with X as its inputs."""
         assert self.known is not None
         return self.known, examples
+
+    def at_own_batch(self) -> GraphPlan | None:
+        """Return a plan that runs a given graph only on the rows for which it was exported; None if that is no remedy.
+
+        Its batch axis could not be freed.
+        """
+        known = self.known
+        whole = None if known is None else known.reference
+        if known is None or whole is None or known.own_loss is not None or self.fitted is not None:
+            return None
+        batch, several = own_batch(whole), [form.output for form in known.forms]
+        if batch is None:
+            return None
+        found = trainable_model(whole, known.output, foreign=True, several=several, batch=batch)
+        return GraphPlan(replace(found, reference=whole, joined=known.joined, layout=known.layout))
 
 
 def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike) -> GraphPlan:

@@ -148,8 +148,10 @@ def _number_type(operator: Operator) -> Any:
     name = type(operator.raw_operator).__name__
     if _accepted_table(operator.raw_operator) is not None:
         return types.FloatTensorType
-    if operator.raw_operator._state.graph.takes_examples:
-        raise ModelError(f"skl2onnx knows matrices of rows, and {name} takes a list of examples: call to_onnx().")
+    graph = operator.raw_operator._state.graph
+    if graph.batch is not None:
+        what = "takes a list of examples" if graph.takes_examples else f"runs on {graph.batch} rows at a time"
+        raise ModelError(f"skl2onnx knows matrices of any number of rows, and {name} {what}: call to_onnx().")
     if len(operator.inputs) != 1:
         raise ModelError(
             f"{name} takes one matrix, got {len(operator.inputs)} inputs: declare one initial type, or put a "

@@ -58,6 +58,14 @@ def has_fixed_batch(value: ir.Value) -> bool:
     return value.shape is not None and bool(len(value.shape)) and isinstance(value.shape[0], int)
 
 
+def own_batch(model: ir.Model) -> int | None:
+    """Return the number of rows that all inputs have; None if they are free or differ."""
+    shapes = [value.shape for value in model.graph.inputs]
+    sizes = {shape[0] if shape is not None and len(shape) else None for shape in shapes}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
 def _keep_first_axis(graph: ir.Graph, node: ir.Node, batches: set[int], sizes: Sequence[object] | None) -> None:
     """Make a Reshape keep the first axis of its data, if its shape is constant and begins with the batch size."""
     data, wanted = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
@@ -369,9 +377,10 @@ def _require_batch_first(value: ir.Value, inputs: Iterable[ir.Value]) -> None:
         if other := [name for name in rows if name and name not in free]:
             raise ModelError(
                 f"{shape}, and its free axis {free[0]!r} is not that of the rows, {other[0]!r}, as with the edges of a "
-                f"network. If X is one network, set batch_size=None: it is then computed as a whole. With a network "
-                f"in each row, an input for the nodes has the shape (N, nodes, features), and an adjacency matrix "
-                f"(N, nodes, nodes), which MatMul multiplies by the nodes, takes the place of the edges."
+                f"network. If X is one network, set batch_size=None: it is then computed as a whole. Several networks "
+                f"may be a list of dicts, [{{input: array}}, ...]. With a network in each row, an input for the nodes "
+                f"has the shape (N, nodes, features), and an adjacency matrix (N, nodes, nodes), which MatMul "
+                f"multiplies by the nodes, takes the place of the edges."
             )
         axis = next(i for i, d in enumerate(value.shape) if isinstance(d, ir.SymbolicDim) and d.value in free)
         raise ModelError(

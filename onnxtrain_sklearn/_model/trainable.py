@@ -274,7 +274,7 @@ class TrainableModel:
             return self
         model = self.model.clone()
         for value in model.graph.inputs:
-            value.shape = ir.Shape([ir.SymbolicDim("N"), *shapes[value.name or ""]])
+            value.shape = ir.Shape([self.batch or ir.SymbolicDim("N"), *shapes[value.name or ""]])
         inputs = tuple(replace(spec, shape=(None, *shapes[spec.name])) for spec in self.inputs)
         return replace(self, model=infer_anew(model), inputs=inputs)
 
@@ -326,6 +326,7 @@ def trainable_model(
     several: Sequence[str] = (),
     whole: bool = False,
     losses: str | None = None,
+    batch: int | None = None,
 ) -> TrainableModel:
     """Prune ``source`` to the trained output, or to ``several``, and find its parameters.
 
@@ -348,11 +349,13 @@ def trainable_model(
         Whether the data are one thing, so that inputs have no axis of rows.
     losses : str, optional
         The output with the losses of the rows, if the graph computes its loss itself.
+    batch : int, optional
+        The only number of rows on which the graph runs; None: its batch axis is freed.
     """
     # A copy with a free batch axis, whose weights are initializers of the main graph.
     model = source.clone()
     record(model, *restored(source))
-    if not whole:
+    if not whole and batch is None:
         free_batch_axis(model)
     graph, initializers = model.graph, listing(model.graph)
     if foreign:
@@ -408,6 +411,7 @@ def trainable_model(
     return TrainableModel(
         model=model,
         inputs=tuple(spec_of(v, by_row=not whole) for v in graph.inputs),
+        batch=batch,
         **vars(forms[0]),
         forms=tuple(forms) if several else (),
         parameters=tuple(parameters),

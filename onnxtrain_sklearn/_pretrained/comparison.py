@@ -59,7 +59,7 @@ from .._model.packed_examples import packed_model
 from .._model.trainable import TrainableModel, with_scores_from_output
 from .._ort import devices
 from .._ort.devices import Device
-from .._training.rows_meet import meeting_in
+from .._training.rows_meet import meet_in_batch, meeting_in
 from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelLike, resolve_builder
@@ -88,6 +88,10 @@ EXPORT = (
 _OTHER_MODEL = "Training would not start from the ONNX file, so it is refused:"
 
 Predict: TypeAlias = Callable[[Mapping[str, InputData]], Mapping[str, np.ndarray]]
+
+
+class FixedBatchError(ModelError):
+    """A file computes a fixed number of rows, and what was read of it does not compute any other number as it does."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def reference_output(
     if not is_foreign(model):
         return None
     whole = graph.model if graph.reference is None else graph.reference
-    fixed = graph.is_whole or graph.takes_examples
+    fixed = graph.is_whole or graph.batch is not None
     reduced = multiply_by_columns(inference_form_of(whole, graph.output, fixed=fixed))
     if graph.takes_examples:
         return _output_of_examples(model, graph, reduced, columns, device)
@@ -166,7 +170,7 @@ def reference_output(
     most = min(COMPARED_ROWS, COMPARED_NUMBERS // max(1, numbers_of_row))
     rows = np.linspace(0, n - 1, max(3, min(n, most))).astype(int)
     with refusing("The graph does not run on the data"):
-        predictor = Predictor(reduced, device, None)
+        predictor = Predictor(reduced, device, None, batch=graph.batch)
     found = _run_on_any_batch(whole, predictor, columns, rows)
     file = require_exact_import(
         model, reduced, graph.joined, columns, rows, found, lambda some: predictor.run(columns, some)
@@ -181,6 +185,12 @@ def reference_output(
         )
         file = max(one for one in (file, other) if one is not None)  # the less complete of both
 
+    if graph.batch is not None:
+        if meet_in_batch(reduced, graph.output, graph.parameters, graph.batch):
+            raise _across_batch(graph.output, graph.batch, ModelError)
+        numbers = _as_flat_rows(found).astype(np.float64)
+        return ReferenceOutput(reduced, graph.output, rows, numbers, found.shape[1:], file=file, batch=graph.batch)
+
     # The first axis of the output must be the axis of the rows. It could be another axis of an input that has the same
     # size by chance. Then the predictor raises for another number of rows, unless the batch size is fixed.
     if any(len(rows) in column.shape[1:] for column in columns.values()):
@@ -192,8 +202,9 @@ def reference_output(
     # The output for a row must not depend on the other rows. A graph with a free batch axis may mix rows on purpose, so
     # only warn. But a recurrent graph mixes them by mistake: PyTorch's layers have the time steps first by default.
     if _rows_meet(reduced, graph.output, graph.parameters):
-        if _may_go_along_rows(whole.graph) or any(has_fixed_batch(v) for v in whole.graph.inputs):
-            raise _across_rows(graph.output)
+        fixed = any(has_fixed_batch(v) for v in whole.graph.inputs)
+        if _may_go_along_rows(whole.graph) or fixed:
+            raise _across_rows(graph.output, FixedBatchError if fixed else ModelError)
         if not is_quantized(whole.graph):  # its rounding may depend on the range of the batch
             warn(
                 f"Output {graph.output!r} {MIXED}: predictions depend on which rows are predicted together, and "
@@ -299,7 +310,7 @@ def _run_on_any_batch(
             runs_on_batch = True
         if not runs_on_batch:
             raise
-        raise ModelError(
+        raise FixedBatchError(
             f"The graph was exported for {fixed.shape[0]} rows (input {fixed.name!r} has shape {fixed.shape}) and does "
             f"not run on other numbers of rows. {EXPORT}"
         ) from error
@@ -334,8 +345,14 @@ def _may_go_along_rows(graph: ir.Graph) -> bool:
     return False
 
 
-def _across_rows(name: str) -> ModelError:
-    return ModelError(
+def _across_batch(name: str, batch: int, kind: type[ModelError]) -> ModelError:
+    return kind(
+        f"Output {name!r} {MIXED}, or on its place among the {batch} rows for which the graph was exported. {EXPORT}"
+    )
+
+
+def _across_rows(name: str, kind: type[ModelError] = ModelError) -> ModelError:
+    return kind(
         f"Output {name!r} {MIXED}: its first axis is not that of the rows, or the graph computes across rows. {EXPORT}"
     )
 
@@ -539,16 +556,13 @@ def require_exact_import(
                 return FileComparison(f"what was read does not run on {len(part)} rows")
             if outcome is not None and not alone.different:
                 if _rows_meet(graph, names[0], ()):
-                    raise _across_rows(names[0])
-                raise ModelError(
-                    f"The graph was exported for {batch} rows, and its result for a row depends on its place among "
-                    f"them. {EXPORT}"
-                )
+                    raise _across_rows(names[0], FixedBatchError)
+                raise _across_batch(names[0], batch, FixedBatchError)
             outcome = alone
         outcome = compare(found) if outcome is None else outcome
         if outcome.different:
             dynamic = f" The graph was exported for {batch} rows. {EXPORT}" if batch > 0 else ""
-            raise ModelError(
+            raise (FixedBatchError if batch > 0 else ModelError)(
                 f"The graph that was read does not compute what onnxruntime computes of the file as given: "
                 f"{outcome.different}{dynamic} Export the model with another opset (18 is a good choice) or without "
                 f"that operator, and please report it."

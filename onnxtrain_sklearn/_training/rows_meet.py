@@ -130,14 +130,15 @@ def where_rows_meet_in_graph(graph: TrainableModel, options: Options, *, in_trai
     """Return where the rows of a minibatch meet, or may meet, in a graph; None: nowhere. The answer is cached.
 
     ``in_training``, batch normalization uses statistics of the minibatch, so rows meet. ``options`` are the session
-    options of the trials. A pass of packed examples has a single row.
+    options of the trials. Where a graph runs on some rows at a time, they were tried when it was read.
     """
     form = template_of(graph.model)
-    if graph.takes_examples:
+    if graph.batch is not None:
         if in_training and (node := next((node for node in form.graph if normalizes_by_batch(node)), None)):
             raise ModelError(
-                f"{node_label(node)} normalizes by the statistics of a minibatch, and the examples of X are computed "
-                f"one by one. Leave training_mode=False, freeze it by trainable, or use another normalization."
+                f"{node_label(node)} normalizes by the statistics of a minibatch, and the graph is run on "
+                f"{graph.batch} of its rows at a time. Leave training_mode=False, freeze it by trainable, or use "
+                f"another normalization."
             )
         return None
     with _lock:
@@ -189,8 +190,23 @@ def meeting_in(
     return next(iter(_of_structures.get(key, decided)), None)
 
 
+def meet_in_batch(model: ir.Model, end: str, trained: Sequence[str], batch: int) -> bool:
+    """Return True if numbers show that the rows of a graph that runs on ``batch`` rows meet, or depend on their place.
+
+    ``end`` is its output, and ``trained`` are the initializers that a trial gives other numbers.
+    """
+    by_row = [value.name or "" for value in model.graph.inputs]
+    held = [name for name in trained if name in model.graph.initializers]
+    return batch > 1 and bool(_meet_in_trial(model, by_row, [end], held, batch=batch))
+
+
 def _meet_in_trial(
-    model: ir.Model, by_row: Sequence[str], ends: Sequence[str], trained: Sequence[str], options: Options = None
+    model: ir.Model,
+    by_row: Sequence[str],
+    ends: Sequence[str],
+    trained: Sequence[str],
+    options: Options = None,
+    batch: int | None = None,
 ) -> bool | None:
     """Return whether numbers show that rows meet; None: the graph does not run on them, or gives no finite results."""
     try:
@@ -212,7 +228,7 @@ def _meet_in_trial(
             rng = np.random.RandomState(1 + trial)
             return {v.name or "": _numbers(rng, v, trial, rows) for v in given if v.name in by_row}
 
-        return meet_in_numbers(run, draw)
+        return meet_in_numbers(run, draw, batch)
     except Exception:  # the graph does not run on such numbers
         return None
 
@@ -229,8 +245,12 @@ def _numbers(rng: np.random.RandomState, value: ir.Value, trial: int, rows: int 
 # Trials with random numbers.
 
 
-def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[int, int], Numbers]) -> bool | None:
+def meet_in_numbers(
+    run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[int, int], Numbers], batch: int | None = None
+) -> bool | None:
     """Return True if results of rows depend on other rows, or on their number; None if no result is finite.
+
+    If all runs take ``batch`` rows, the place of a row is tried instead of their number.
 
     Parameters
     ----------
@@ -239,19 +259,24 @@ def meet_in_numbers(run: Callable[[Numbers], list[np.ndarray]], draw: Callable[[
     draw : callable (trial, rows) -> inputs
         Random numbers for so many rows.
     """
-    seen = False
+    seen, tried = False, batch or TRIED_ROWS
     for trial in range(TRIALS):
-        first, other = draw(trial, TRIED_ROWS), draw(trial + TRIALS, TRIED_ROWS)
+        first, other = draw(trial, tried), draw(trial + TRIALS, tried)
         before = run(first)
-        if any(not len(one) or len(one) % TRIED_ROWS for one in before):
+        if any(not len(one) or len(one) % tried for one in before):
             return True
         seen |= any(np.isfinite(one).any() if one.dtype.kind == "f" else True for one in before)
-        row = trial % TRIED_ROWS
+        row = trial % tried
         changed = {name: array.copy() for name, array in first.items()}
         for name in changed:
             changed[name][row] = other[name][row]
-        if not _equal(before, run(changed), np.arange(TRIED_ROWS) != row):
+        if not _equal(before, run(changed), np.arange(tried) != row):
             return True
+        if batch is not None:
+            moved = run({name: np.roll(array, 1, axis=0) for name, array in first.items()})
+            if not _equal([np.roll(one, len(one) // tried, axis=0) for one in before], moved, np.ones(tried, bool)):
+                return True
+            continue
         if trial > 1:  # the first two trials suffice for added rows, which takes time with large graphs
             continue
         more = {name: np.concatenate([array, array[[0] * ADDED_ROWS]]) for name, array in first.items()}

@@ -500,6 +500,7 @@ def test_arrays_for_a_graph_of_lists_and_lists_for_rows_are_refused():
         OrtGradientClassifier(GIN, finetune=FineTuner()).fit(X, labels)
     with pytest.raises(ModelError, match="list of examples"):
         fitted.export_training("/nowhere", X, labels)
+    assert "a pass takes an example" in str(fitted.describe())
     with pytest.raises(ValueError, match=r"11.*10|10.*11"):
         OrtGradientClassifier(GIN, max_iter=1).fit(X, labels[:-1])
 
