@@ -6,8 +6,8 @@ names that are unique in the whole graph. So one graph can contain several of th
 of ``predict``. Numeric outputs have the type of the input, as with all converters of skl2onnx; inside, the graph keeps
 its own type.
 
-skl2onnx has no converter for ``TransformedTargetRegressor``, which often wraps regressors, so this module adds one for
-any regressor. ``_recipes/skl2onnx_registration`` embeds the estimators for tables with functions of this module.
+``skl2onnx_ensembles`` converts the meta-estimators of scikit-learn around them, ``_recipes/skl2onnx_registration`` the
+estimators for tables.
 """
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ from .._importers.quantization import requantized
 from .._inference.graph import Decoding, OutputOptions, inference_model
 from .._ir.control_flow import unroll
 from .._ir.edits import replace_input
-from .._ir.files import require_whole
-from .._ir.opsets import converted
-from .._ir.protobuf import to_proto
-from .._ir.queries import graphs_in
-from .._ir.shapes import infer_shapes
-from .._utils.errors import reason
 from .._utils.typing import Container, Operator, Scope
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
@@ -40,6 +34,8 @@ from .base import BaseOrtGradient
 from .classifier import OrtGradientClassifier
 from .fitted_state import predicting_model
 from .regressor import OrtGradientRegressor
+from .skl2onnx_ensembles import register_ensembles
+from .skl2onnx_graphs import VARIABLE_TYPES, append_to_container, in_target_opset, require_sortable
 
 CLASSIFIER_OPTIONS = {
     "zipmap": [True, False, "columns"],
@@ -49,26 +45,17 @@ CLASSIFIER_OPTIONS = {
 }
 """The options of the classifier's converter. skl2onnx itself implements ``zipmap`` and ``output_class_labels``."""
 
-VARIABLE_TYPES = {
-    "FloatTensorType": ir.DataType.FLOAT,
-    "DoubleTensorType": ir.DataType.DOUBLE,
-    "Int64TensorType": ir.DataType.INT64,
-    "Int32TensorType": ir.DataType.INT32,
-    "BooleanTensorType": ir.DataType.BOOL,
-    "StringTensorType": ir.DataType.STRING,
-}
-
 
 def register_estimators() -> None:
-    """Register the converters of the classifier, of the regressor and of TransformedTargetRegressor with skl2onnx."""
-    from sklearn.compose import ColumnTransformer, TransformedTargetRegressor
+    """Register the converters of the classifier, of the regressor and of scikit-learn's meta-estimators."""
+    from sklearn.compose import ColumnTransformer
     from sklearn.pipeline import FeatureUnion, Pipeline
 
     register = skl2onnx_bridge.register
     name = "OnnxtrainSklearnClassifier"
     register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, CLASSIFIER_OPTIONS)
     register(OrtGradientRegressor, "OnnxtrainSklearnRegressor", _regressor_types, _convert_regressor)
-    register(TransformedTargetRegressor, "OnnxtrainSklearnTargets", _target_types, _convert_target)
+    register_ensembles()
     if not skl2onnx_bridge.has_converter(FeatureStep):
         register(FeatureStep, "OnnxtrainSklearnFeatures", _feature_types, _convert_features)
         for kind in (Pipeline, FeatureUnion, ColumnTransformer):
@@ -202,66 +189,10 @@ def _declared_classes(decoding: Decoding) -> np.ndarray:
     return decoding.classes
 
 
-def _target_types(operator: Operator) -> None:
-    check_is_fitted(operator.raw_operator)
-    types = skl2onnx_bridge.types()
-    kind, rows = operator.inputs[0].type, operator.inputs[0].get_first_dimension()
-    number = types.FloatTensorType if isinstance(kind, types.StringTensorType) else type(types.guess_tensor_type(kind))
-    columns = int(getattr(operator.raw_operator.transformer_, "n_features_in_", 1))
-    operator.outputs[0].set_type(number([rows, columns]))
-
-
-def _convert_target(scope: Scope, operator: Operator, container: Container) -> None:
-    """Convert the regressor, then the inverse of the transformer of its targets."""
-    from .._fitted.converters.context import Source  # needs much of scikit-learn
-    from .._fitted.converters.meta import inverse_of
-
-    outer = operator.raw_operator
-    (made,) = skl2onnx_bridge.parse(scope, outer.regressor_, list(operator.inputs), {})
-    given = ir.val("predicted", VARIABLE_TYPES[type(operator.outputs[0].type).__name__], ("N", None))
-    opset = container.target_opset_any_domain("")
-    op = GraphBuilder(ir.Graph([given], [], nodes=[], opset_imports={"": opset}, name="targets"), prefix="targets")
-    y = given if given.dtype is ir.DataType.FLOAT else op.Cast(given, to=int(ir.DataType.FLOAT))
-
-    def convert_inner(*_: object) -> Any:
-        raise AssertionError("the regressor is converted already")
-
-    y = op.Reshape(y, np.array([-1, operator.outputs[0].type.shape[1]]))
-    y = inverse_of(Source(op, outer, y, "targets", False, convert_inner), y)
-    y = op.Cast(y, to=int(given.dtype or ir.DataType.FLOAT))
-    y.name = "inverse"
-    op.graph.outputs.append(y)
-    append_to_container(ir.Model(op.graph, ir_version=8), [made], scope, operator, container)
-
-
 def _embed(model: ir.Model, scope: Scope, operator: Operator, container: Container) -> None:
     """Add the nodes and weights of ``model`` to the container, connected to the operator's inputs and outputs."""
     model = in_target_opset(unroll(requantized(model)), container.target_opset_any_domain(""))
-    append_to_container(model, _connect(model.graph, operator), scope, operator, container)
-
-
-def append_to_container(
-    model: ir.Model, variables: list[Any], scope: Scope, operator: Operator, container: Container
-) -> None:
-    """Add the nodes and weights of ``model`` to the container under unique names; ``variables`` are its inputs."""
-    proto = require_whole(to_proto(model), "A graph of skl2onnx")
-    ends = zip((*proto.graph.input, *proto.graph.output), (*variables, *operator.outputs), strict=True)
-    names = {value.name: variable.full_name for value, variable in ends}
-    for tensor in proto.graph.initializer:  # the container's own method would merge equal weights
-        names[tensor.name] = scope.get_unique_variable_name(tensor.name)
-        tensor.name = names[tensor.name]
-        container.initializers.append(tensor)
-    for name in (name for node in proto.graph.node for name in node.output):
-        if name and name not in names:
-            names[name] = scope.get_unique_variable_name(name)
-    for node in proto.graph.node:
-        container.check_white_black_list(node.op_type)
-        node.name = scope.get_unique_operator_name(node.name)
-        node.input[:] = [names[name] for name in node.input]
-        # Name omitted outputs, because skl2onnx would take two empty names for one.
-        node.output[:] = [names[name] if name else scope.get_unique_variable_name("unused") for name in node.output]
-        container.nodes.append(node)
-        container.node_domain_version_pair_sets.add((node.domain, model.opset_imports[node.domain]))
+    append_to_container(model, _connect(model.graph, operator), operator.outputs, scope, container)
 
 
 def _connect(ir_graph: ir.Graph, operator: Operator) -> list[Any]:
@@ -326,34 +257,3 @@ def _row_shape(estimator: BaseOrtGradient) -> tuple[int, ...]:
     if not row:
         raise ModelError(f"Input {name!r} of the graph is 1-D; skl2onnx passes a 2-D array.")
     return row
-
-
-def require_sortable(ir_graph: ir.Graph, name: str) -> None:
-    """Raise if the graph has a node that skl2onnx cannot sort topologically: with a subgraph or an omitted input."""
-    for node in ir_graph:
-        subgraphs = graphs_in(node)
-        if subgraphs or None in node.inputs:
-            what = "a subgraph" if subgraphs else "an omitted optional input"
-            raise ModelError(
-                f"Node {node.name!r} ({node.op_type}) has {what}, and skl2onnx cannot order such nodes. Take to_onnx() "
-                f"of the {name} itself, and onnx.compose.merge_models to join it with the steps before."
-            )
-
-
-def in_target_opset(model: ir.Model, opset: int) -> ir.Model:
-    """Return ``model`` in the opset that skl2onnx targets; raise ModelError if ONNX's converter cannot.
-
-    Unlike :func:`.opsets.in_opset`, the error names the opset to ask skl2onnx for, and the model may have outputs that
-    are sequences of dicts.
-    """
-    own = model.opset_imports[""]
-    if own == opset:
-        return model
-    try:
-        proto = converted(to_proto(model), opset)
-    except Exception as error:
-        raise ModelError(
-            f"The graph is of opset {own}, and ONNX's converter cannot bring it to opset {opset}: {reason(error)}. "
-            f"Take opset {own}, or one nearer to it."
-        ) from error
-    return infer_shapes(ir.from_proto(proto))

@@ -419,10 +419,8 @@ def shape_calculators() -> dict[type, Callable[..., Any]]:
 
 
 def _classifiers_of_our_own() -> list[type]:
-    """Return the classifiers that skl2onnx does not know."""
-    return [
-        kind for kind in CONVERTERS if issubclass(kind, ClassifierMixin) and not skl2onnx_bridge.has_converter(kind)
-    ]
+    """Return the classifiers that skl2onnx itself does not know."""
+    return [kind for kind in CONVERTERS if issubclass(kind, ClassifierMixin) and not skl2onnx_bridge.knows(kind)]
 
 
 def _declared_classifier(

@@ -32,11 +32,11 @@ from . import sklearn_private
 from .fitted_model import FEATURES, is_estimator
 
 
-def last_step(estimator: Estimator) -> Any:
-    """Return the last estimator of a pipeline."""
-    estimator = unwrapped(estimator)
+def last_step(estimator: Estimator, *, thresholds: bool = True) -> Any:
+    """Return the last estimator of a pipeline, without its wrappers; ``thresholds`` is that of :func:`unwrapped`."""
+    estimator = unwrapped(estimator, thresholds=thresholds)
     while hasattr(estimator, "steps"):
-        estimator = unwrapped(estimator.steps[-1][1])
+        estimator = unwrapped(estimator.steps[-1][1], thresholds=thresholds)
     return estimator
 
 
@@ -67,19 +67,21 @@ def features_of(estimator: Estimator) -> dict[str, Any]:
     return found
 
 
-def unwrapped(estimator: Estimator) -> Any:
-    """Remove the wrappers of an estimator, also in pipelines: searches, thresholds, self-training, FrozenEstimators.
+def unwrapped(estimator: Estimator, *, thresholds: bool = True) -> Any:
+    """Remove the wrappers of an estimator, also in pipelines: searches, self-training, FrozenEstimators, thresholds.
 
-    skl2onnx does not support all of these wrappers, and ignores thresholds.
+    skl2onnx does not support all of these wrappers, and ignores thresholds. Without ``thresholds``, which change the
+    labels, the others are removed.
     """
     if isinstance(estimator, FrozenEstimator):
-        return unwrapped(estimator.estimator)
-    if isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV | SelfTrainingClassifier):
-        return unwrapped(estimator.estimator_)
+        return unwrapped(estimator.estimator, thresholds=thresholds)
+    is_threshold = isinstance(estimator, FixedThresholdClassifier | TunedThresholdClassifierCV)
+    if isinstance(estimator, SelfTrainingClassifier) or (is_threshold and thresholds):
+        return unwrapped(estimator.estimator_, thresholds=thresholds)
     if isinstance(estimator, sklearn_private.BaseSearchCV) and hasattr(estimator, "best_estimator_"):
-        return unwrapped(estimator.best_estimator_)
+        return unwrapped(estimator.best_estimator_, thresholds=thresholds)
     if isinstance(estimator, Pipeline):
-        steps = [(name, unwrapped(step)) for name, step in estimator.steps]
+        steps = [(name, unwrapped(step, thresholds=thresholds)) for name, step in estimator.steps]
         if any(new is not old for (_, new), (_, old) in zip(steps, estimator.steps, strict=True)):
             estimator = copy.copy(estimator)
             estimator.steps = steps

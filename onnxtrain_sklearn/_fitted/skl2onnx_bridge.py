@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .._utils.typing import Estimator, Parsers, Scope, Variable
@@ -34,6 +35,10 @@ PRIVATE = {
 
 _waiting: list[Callable[[], None]] = []
 """Registrations that wait for skl2onnx to be imported."""
+
+
+_added: set[type] = set()
+"""Classes of scikit-learn that skl2onnx can convert since :func:`replace` was called."""
 
 
 def register_when_imported(register: Callable[[], None]) -> None:
@@ -120,6 +125,42 @@ def read_before_parsing(kind: type, read: Callable[[Any], Any]) -> None:
     parsers[kind] = parse_read
 
 
+@dataclass(frozen=True)
+class Registered:
+    """What skl2onnx calls for a class: the functions that declare and convert; None where it has no converter."""
+
+    declare: Callable[..., None] | None = None
+    convert: Callable[..., None] | None = None
+
+
+def replaceable(kind: type) -> Registered | None:
+    """Return skl2onnx's own converter of a class of scikit-learn; None if another one is registered."""
+    name = _private("names").get(kind)
+    if name is None:
+        return Registered()
+    if name != f"Sklearn{kind.__name__}":
+        return None
+    return Registered(_private("shape_calculators")[name], _private("converters")[name])
+
+
+def replace(
+    kind: type,
+    name: str,
+    declare: Callable[..., None],
+    convert: Callable[..., None],
+    options: Mapping[str, Any] | str | None = None,
+    parser: Callable[..., Any] | None = None,
+) -> None:
+    """Register a converter for a class, also where skl2onnx has its own.
+
+    The parameters are those of :func:`register`, and ``parser(scope, estimator, inputs, custom_parsers)``, which
+    declares the outputs. With the options "passthrough", any option is allowed.
+    """
+    if not has_converter(kind):
+        _added.add(kind)
+    package().update_registered_converter(kind, name, declare, convert, options=options, parser=parser)
+
+
 def _private(key: str) -> Any:
     module, name = PRIVATE[key]
     try:
@@ -141,6 +182,11 @@ def has_converter(kind: type) -> bool:
     return kind in _private("names")
 
 
+def knows(kind: type) -> bool:
+    """Return True if skl2onnx has a converter for a class without those that this package adds to it."""
+    return has_converter(kind) and kind not in _added
+
+
 def converter(name: str) -> Callable[..., None]:
     """Return skl2onnx's converter with the operator name ``name``."""
     found: Callable[..., None] = _private("converter")(name)
@@ -153,9 +199,11 @@ def allowed_options(kind: type) -> dict[str, Any]:
     return (converter(names[kind]).get_allowed_options() or {}) if kind in names else {}  # type: ignore[attr-defined]
 
 
-def parse(scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers) -> Any:
-    """Declare an estimator and its outputs."""
-    return _private("parse")(scope, estimator, inputs, custom_parsers)
+def parse(
+    scope: Scope, estimator: Estimator, inputs: list[Variable], custom_parsers: Parsers, alias: str | None = None
+) -> Any:
+    """Declare an estimator and its outputs, by its parser; with the name of an operator, without a parser."""
+    return _private("parse")(scope, estimator, inputs, custom_parsers, alias=alias)
 
 
 def parse_column_transformer(

@@ -12,11 +12,12 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
-from .._estimators.skl2onnx_converter import (
+from .._estimators.skl2onnx_converter import register_estimators
+from .._estimators.skl2onnx_graphs import (
     VARIABLE_TYPES,
     append_to_container,
     in_target_opset,
-    register_estimators,
+    number_type,
     require_sortable,
 )
 from .._fitted import skl2onnx_bridge
@@ -79,20 +80,13 @@ def _classifier_types(operator: Operator) -> None:
     is_text = estimator.classes_.dtype.kind in "OUS" and not _numbers_classes(estimator, operator.scope_inst)
     label = types.StringTensorType if is_text else types.Int64TensorType
     operator.outputs[0].set_type(label([rows, columns] if estimator._task == "multilabel" else [rows]))
-    operator.outputs[1].set_type(_number_type(operator)([rows, columns]))
+    operator.outputs[1].set_type(number_type(operator)([rows, columns]))
 
 
 def _regressor_types(operator: Operator) -> None:
     check_is_fitted(operator.raw_operator)
     rows = operator.inputs[0].get_first_dimension()
-    operator.outputs[0].set_type(_number_type(operator)([rows, operator.raw_operator.n_outputs_]))
-
-
-def _number_type(operator: Operator) -> Any:
-    """Return the type of numeric outputs: that of the first numeric input, as with all converters of skl2onnx."""
-    types = skl2onnx_bridge.types()
-    numeric = [one.type for one in operator.inputs if not isinstance(one.type, types.StringTensorType)]
-    return type(types.guess_tensor_type(numeric[0])) if numeric else types.FloatTensorType
+    operator.outputs[0].set_type(number_type(operator)([rows, operator.raw_operator.n_outputs_]))
 
 
 def _numbers_classes(estimator: Any, scope: Scope) -> bool:
@@ -116,7 +110,7 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
         graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
         graph.outputs[i].name = op.taken.free(f"final_{i}")
     graph.sort()
-    append_to_container(model, list(operator.inputs), scope, operator, container)
+    append_to_container(model, operator.inputs, operator.outputs, scope, container)
 
 
 def _read_columns(op: GraphBuilder, variables: list[Variable], estimator: Any) -> None:

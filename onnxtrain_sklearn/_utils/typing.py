@@ -123,6 +123,8 @@ Parsers: TypeAlias = "Mapping[type, Callable[..., Any]] | None"
 class Scope(Options, Protocol):
     """Scope in which skl2onnx declares the names of a graph."""
 
+    operators: Mapping[str, Operator]
+
     def get_unique_operator_name(self, seed: str) -> str: ...
 
     def get_unique_variable_name(self, seed: str) -> str: ...
