@@ -842,8 +842,15 @@ def is_missing(value: object) -> bool:
 # Rows without a target, where the data are one thing: a row cannot be left out, so it gets the weight zero.
 
 
-def without_missing(y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[ArrayLike, ArrayLike | None]:
-    """Return the targets and weights with weight zero, and the target of another row, where a target is NaN or None."""
+def without_missing(y: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """Return the targets and weights with weight zero, and the target of another row, where a target is NaN or None.
+
+    Both may be dicts by output.
+    """
+    if isinstance(y, Mapping):  # by output
+        weights = sample_weight if isinstance(sample_weight, Mapping) else dict.fromkeys(y, sample_weight)
+        found = {name: without_missing(one, weights.get(name)) for name, one in y.items()}
+        return {name: one for name, (one, _) in found.items()}, {name: own for name, (_, own) in found.items()}
     labels: Any = y if sp.issparse(y) else np.asarray(y)
     if sp.issparse(y) or labels.ndim == 0 or labels.dtype.kind not in "fO":
         return y, sample_weight
@@ -858,6 +865,6 @@ def without_missing(y: ArrayLike, sample_weight: ArrayLike | None) -> tuple[Arra
         raise ValueError("Input y contains NaN in all rows: at least one row must have a target.")
     filled = labels.copy()
     filled[rows] = labels[~rows][0]
-    weights = np.ones(len(labels)) if sample_weight is None else checked_weights(sample_weight, len(labels)).copy()
-    weights[rows] = 0.0
-    return plain_labels(filled), weights
+    own = np.ones(len(labels)) if sample_weight is None else checked_weights(sample_weight, len(labels)).copy()
+    own[rows] = 0.0
+    return plain_labels(filled), own

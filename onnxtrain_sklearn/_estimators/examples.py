@@ -140,7 +140,9 @@ def require_rows_of_output(state: FittedState, columns: Columns, n_rows: int) ->
     """Raise unless there are as many targets as the graph gives rows; X shows their number only if it has rows."""
     if state.graph.is_whole:
         found = state.plain_predictor().run(columns, output=-1)
-        require_target_of_each_row(state.graph.output, found, n_rows)
+        require_target_of_each_row(
+            state.graph.forms[-1].output if state.graph.forms else state.graph.output, found, n_rows
+        )
 
 
 def own_targets(

@@ -331,6 +331,9 @@ def _whole_call(estimator: Any, call: Call) -> Call:
             "batch_size=None takes all of the data at once, and a source is read in blocks: give arrays, or set "
             "batch_size to a number."
         )
+    several = isinstance(estimator.loss, Mapping)
+    if several and not isinstance(call.y, Mapping):
+        raise TypeError(f"batch_size=None takes y as a dict of arrays by output, got {type(call.y).__name__}.")
     y, sample_weight = without_missing(call.y, call.sample_weight)
     validation = call.validation
     if validation is not None:

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from .._data.held_out import r2_of_maps
 from .._data.inputs import prediction_type
-from .._data.targets import checked_weights, rows_that_count
+from .._data.targets import checked_weights, rows_that_count, without_missing
 from .._estimators.base import GraphEstimator
 from .._estimators.call import Call, optional_data
 from .._estimators.config import check_partial_fit, is_on, trains_in_minibatches
@@ -398,6 +398,8 @@ class OrtGradientMultiOutput(GraphEstimator):
             return _scores_of_source(self, X, y, sample_weight)
         output_tasks, predicted, found = output_tasks_of(self), self.predict(X), {}
         y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
+        if self._state.graph.is_whole:
+            y, weights = without_missing(y, weights)
         for (name, output_task), decoding in zip(output_tasks.items(), self._state.decoding.parts, strict=True):
             with naming(name):
                 found[name] = _score(output_task, decoding, y[name], predicted[name], weights[name])

@@ -31,10 +31,10 @@ from .._estimators.base import BaseOrtGradient
 from .._estimators.call import Call, Examples, FitContext
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.config import check_estimator_parameters
-from .._estimators.examples import graph_inputs
+from .._estimators.examples import graph_inputs, require_rows_of_output
 from .._estimators.files import exported_class_weights, settings_of_step
 from .._estimators.fit import Preparation
-from .._estimators.fitted_state import FittedState
+from .._estimators.fitted_state import Columns, FittedState
 from .._estimators.graph_plan import GraphPlan, trainable_graph_of
 from .._estimators.outputs import (
     DecodedGraph,
@@ -154,7 +154,8 @@ def _known_outputs(
             f"model must be an ONNX graph with the outputs {list(names)}: a ModelProto, bytes, a path or an "
             f"ONNXProgram. Builders and fitted models have one output; got {what}."
         )
-    return trainable_graph_of(given, several=names, example=first_example(X))[0]
+    whole_data = estimator.batch_size is None
+    return trainable_graph_of(given, several=names, whole_data=whole_data, example=first_example(X))[0]
 
 
 # Choose the decoding of each output as for a single output, then the settings of the joint step.
@@ -222,7 +223,9 @@ def complete_state_of_outputs(
     ):
         if reference is not None:
             inference = inference_model(deployed, state.weights(), decoding, with_scores=True, in_double=False)
-            predictor = Predictor(inference, state.device, state.session_options, batch=state.graph.batch)
+            predictor = Predictor(
+                inference, state.device, state.session_options, batch=state.graph.batch, whole=state.graph.is_whole
+            )
             found = require_same_outputs(reference, view, decoding, predictor, columns, state.device)
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
@@ -426,7 +429,8 @@ def several_examples(
     assert graph is not None
     convert = partial(graph_inputs, estimator, specs=graph.inputs, fitted=None, reset=resumed is None)
     columns = convert(call.X) if call.stream is None else call.stream.converted(call.X, convert)
-    n_rows, y = len(next(iter(columns.values()))), by_output(call.y, output_tasks, "y")
+    y = by_output(call.y, output_tasks, "y")
+    n_rows = _count_of_rows(columns, graph, y)
     if call.classes is not None and not isinstance(call.classes, Mapping):
         raise TypeError(f"classes must be a dict of labels by output, got {type(call.classes).__name__}.")
     given_classes = cast("Mapping[str, Any]", call.classes or {})
@@ -464,6 +468,19 @@ def several_examples(
             )
     alike = None if call.stream is None else call.stream.alike
     return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True), alike=alike))
+
+
+def _count_of_rows(columns: Columns, graph: TrainableModel, y: Mapping[str, Any]) -> int:
+    """Return the number of rows of X; that of the targets if X has none, because the data are one thing."""
+    if not graph.is_whole:
+        return len(next(iter(columns.values())))
+    lengths = {name: len(own) for name, own in y.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(
+            f"With batch_size=None, all trained outputs must have the same rows, such as the nodes of a network, got y "
+            f"with {lengths} rows."
+        )
+    return next(iter(lengths.values()))
 
 
 def targets_of_output(
@@ -515,8 +532,9 @@ def several_validation_examples(
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.graph.inputs, None, reset=False)
-    n_rows, found = len(next(iter(columns.values()))), []
     y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
+    n_rows, found = _count_of_rows(columns, state.graph, y), []
+    require_rows_of_output(state, columns, n_rows)
     for decoding, (name, output_task) in zip(state.decoding.parts, output_tasks.items(), strict=True):
         with naming(name):
             found.append(targets_of_output(output_task, n_rows, y[name], weights[name], decoding.classes, decoding))

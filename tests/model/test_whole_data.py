@@ -20,6 +20,7 @@ from onnxtrain_sklearn import (
     GraphModel,
     Linear,
     OrtGradientClassifier,
+    OrtGradientMultiOutput,
     OrtGradientRegressor,
     RowBlocks,
 )
@@ -435,3 +436,61 @@ def test_table_in_blocks_is_refused(model, tmp_path):
     with pytest.raises(ValueError, match=r"batch_size=None takes all rows at once.*Give arrays"):
         estimator.fit(RowBlocks(tmp_path / "table.parquet", target="y", buffer_rows=10))
     assert not hasattr(estimator, "classes_")
+
+
+# Several outputs of one network.
+
+TWO = onnx.ModelProto()
+TWO.CopyFrom(EDGE_LIST)
+TWO.graph.node.append(onnx.helper.make_node("MatMul", ["scores", "U"], ["height"], name="height"))
+TWO.graph.initializer.append(numpy_helper.from_array(normal(CLASSES, 1, seed=8), "U"))
+TWO.graph.output.append(onnx.helper.make_tensor_value_info("height", onnx.TensorProto.FLOAT, ["N", 1]))
+LOSSES = {"scores": "log_loss", "height": "squared_error"}
+
+
+def two_outputs(**settings):
+    return OrtGradientMultiOutput(TWO, loss=LOSSES, **ONE_STEP | settings)
+
+
+def test_two_outputs_of_a_network_add_their_gradients():
+    weights = np.where(known, np.random.default_rng(3).uniform(0.5, 2, NODES), 0.0)
+    X, y = GCNS["edges"][1], {"scores": labels, "height": numbers}
+    first = two_outputs(loss_weights={"height": 0.0}).fit(X, y, sample_weight={"scores": weights})
+    require_gradients(first, gradients(weights), {"W1": W1, "W2": W2})
+    second = two_outputs(loss_weights={"scores": 0.0}).fit(X, y, sample_weight={"scores": weights})
+    both = two_outputs().fit(X, y, sample_weight={"scores": weights})
+    for name, start in (("W1", W1), ("W2", W2)):
+        steps = [one.weights_[name] - start for one in (first, second, both)]
+        assert_allclose(steps[0] + steps[1], steps[2], atol=2e-6)
+    hidden, scores = scores_of(W1.astype(float), W2.astype(float))
+    errors = 2 * (scores @ normal(CLASSES, 1, seed=8) - numbers[:, None]) / NODES
+    gradient = (A @ hidden).T @ (errors @ normal(CLASSES, 1, seed=8).T)
+    assert_allclose((W2 - second.weights_["W2"]) / second.learning_rate_init, gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_two_outputs_of_a_network_mask_their_own_nodes():
+    X, settings = GCNS["edges"][1], {"max_iter": 3, "learning_rate_init": 0.01}
+    masked = {"scores": np.where(known, labels, np.nan), "height": numbers}
+    fitted = two_outputs(**settings).fit(X, masked)
+    weighted = two_outputs(**settings).fit(
+        X, {"scores": labels, "height": numbers}, sample_weight={"scores": known.astype(float)}
+    )
+    for name, array in fitted.weights_.items():
+        assert_array_equal(array, weighted.weights_[name])
+    expected = np.mean(fitted.predict(X)["scores"][known] == labels[known])
+    assert fitted.output_scores(X, masked)["scores"] == pytest.approx(expected)
+    stopped = two_outputs(**settings).fit(X, masked, X_val=X, y_val=masked)
+    assert stopped.validation_scores_[-1] == pytest.approx(fitted.score(X, masked), rel=1e-5)
+    assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict(X)["height"], fitted.predict(X)["height"])
+
+
+def test_two_outputs_need_a_target_for_each_node():
+    X, fewer = GCNS["edges"][1], {"scores": labels[:-1], "height": numbers[:-1]}
+    with pytest.raises(ValueError, match="all trained outputs must have the same rows"):
+        two_outputs().fit(X, {"scores": labels[:-1], "height": numbers})
+    with pytest.raises(ValueError, match="29 rows: y must have a target for each row of the output"):
+        two_outputs().fit(X, fewer)
+    with pytest.raises(ValueError, match=r"Output 'height' .*29 rows: y_val must have a target for each row"):
+        two_outputs().fit(X, {"scores": labels, "height": numbers}, X_val=X, y_val=fewer)
+    with pytest.raises(TypeError, match="y as a dict of arrays by output"):
+        two_outputs().fit(X, labels)
