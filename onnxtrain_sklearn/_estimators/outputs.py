@@ -51,7 +51,7 @@ from .._data.targets import (
     warn_of_empty_rows,
 )
 from .._fitted.fitted_model import FittedModel, listed
-from .._inference.graph import Decoding
+from .._inference.graph import Decoding, has_ensembles
 from .._model.declared_targets import Target
 from .._model.links import Positions, Task
 from .._model.trainable import TrainableModel
@@ -242,19 +242,21 @@ def _require_further(estimator: Parameters, kinds: Any, method: str, what: str) 
     return True
 
 
-def why_no_distribution(estimator: Parameters, kinds: Any, what: str) -> str | None:
+def why_no_distribution(estimator: Any, kinds: Any, what: str) -> str | None:
     """Return why an estimator does not predict by a loss of ``kinds``, which learn ``what``; None if it does."""
-    state: FittedState | None = getattr(estimator, "_state", None)
     loss = estimator.loss
     known = LOSSES[loss]() if isinstance(loss, str) and loss in LOSSES else loss
     learns = isinstance(known, kinds)
-    if state is None and (learns or not isinstance(known, Loss)):  # ``fit`` raises the error of an invalid one
+    if not estimator.__sklearn_is_fitted__():  # ``fit`` raises the error of an invalid one
+        return None if learns or not isinstance(known, Loss) else f"it needs a loss for {what}, got loss={loss!r}."
+    learned, several = estimator._learned()
+    if isinstance(learned, kinds) and (has_ensembles(learned) or not several):
         return None
-    several = state is not None and (state.graph.members is not None or bool(state.snapshots))
-    if state is not None and isinstance(state.decoding.distribution, kinds) and not several:
-        return None
-    if learns and several:
-        return "the graph has several members (n_members, SnapshotEnsemble), of which it gives the mean alone."
+    if learns and several and not has_ensembles(known):
+        return (
+            f"the graph has several members (n_members, n_ensembles, SnapshotEnsemble), of which it gives the mean "
+            f"alone: {type(known).__name__} has no of_members."
+        )
     if learns:
         return f"the estimator was fitted before it was given loss={loss!r}: fit it again."
     return f"it needs a loss for {what}, got loss={loss!r}."
@@ -636,7 +638,7 @@ def _output_of_declared(
 def _distribution(loss: Loss, graph: TrainableModel) -> Loss | None:
     """Return a copy of a loss that predicts more than the prediction, out of reach of ``set_params``; else None."""
     predicts_more = type(loss).further_predictions is not Loss.further_predictions
-    return copy.deepcopy(loss) if predicts_more and graph.members is None else None
+    return copy.deepcopy(loss) if predicts_more and (graph.members is None or has_ensembles(loss)) else None
 
 
 def scores_for(loss: Loss, targets: Targets) -> int:

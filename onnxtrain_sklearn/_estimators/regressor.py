@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +14,21 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.held_out import r2_in_part, r2_of_maps
-from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, numbers_in_part, without_missing
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike, Predictions, TableLike
-from ..losses import DistributionLoss, Loss, LossBlock, Quantiles, reconstructs
+from ..losses import Loss, LossBlock, reconstructs
 from ..models.given import resolve_graph_model
 from .base import BaseOrtGradient
 from .call import Call
 from .config import check_partial_fit, trains_in_minibatches
+from .distributions import PredictsDistributions
 from .examples import graph_inputs, rows_as_targets
 from .fit import train
-from .outputs import (
-    NumberTask,
-    OutputTask,
-    require_distribution,
-    require_quantiles,
-    takes_negative_numbers,
-    why_no_distribution,
-)
+from .outputs import NumberTask, OutputTask, takes_negative_numbers
 from .parameters import REGRESSOR, attributes, naming_places
-from .predict import checked_levels, numbers_in_rows, predicted_with_further
+from .predict import numbers_in_rows, predicted_with_further
 from .scoring import loss_of_declared
 from .streams import predicted_batches, reads_source, score_of_source, scored_targets
 
@@ -47,7 +39,7 @@ if TYPE_CHECKING:
 @documented(attributes=attributes(score="R²"))
 @naming_places
 @dataclass(kw_only=True, eq=False, repr=False)
-class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
+class OrtGradientRegressor(PredictsDistributions, MultiOutputMixin, RegressorMixin, BaseOrtGradient):
     """Train an ONNX graph for regression, by gradient descent on its own weights.
 
     {parameters}
@@ -111,78 +103,11 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             column is ``prediction``; with several numbers per row, its columns are ``prediction_0``, ...
         """
         if return_std:
-            location, distribution = self._location_and_distribution(X)
-            deviation = distribution.std()
-            _require_representable(deviation, location.dtype, "standard deviation")
-            return location, deviation.astype(location.dtype, copy=False)
+            return self._with_deviation(X)
         if reads_source(X):
             return predicted_batches(self, "predict", X)
         prediction = self._predict(X)  # raises if it is not fitted
         return numbers_in_rows(self._state.decoding, prediction, X)
-
-    @available_if(require_distribution)
-    def predict_distribution(self, X: MatrixLike) -> Any:
-        """Predict the distribution of the targets of each row, for losses such as ``"gaussian_nll"``.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`, in memory
-
-        Returns
-        -------
-        frozen distribution of SciPy, of shape (n_samples,) or (n_samples, n_outputs)
-            ``scipy.stats.norm`` for :class:`~.losses.GaussianNLL`, ``scipy.stats.laplace`` for
-            :class:`~.losses.LaplaceNLL`, ``scipy.stats.nbinom`` for :class:`~.losses.NegativeBinomial`,
-            ``scipy.stats.gamma`` for :class:`~.losses.GammaNLL`.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_diabetes
-        >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
-        >>> X, y = load_diabetes(return_X_y=True)
-        >>> net = OrtGradientRegressor(Linear(), loss="gaussian_nll", optimizer="lbfgs", tol=1e-3).fit(X, y)
-        >>> low, high = net.predict_distribution(X).interval(0.8)
-        >>> bool(0.77 < ((low < y) & (y < high)).mean() < 0.83)
-        True
-        """
-        return self._location_and_distribution(X)[1]
-
-    @available_if(require_quantiles)
-    def predict_quantiles(self, X: MatrixLike, quantiles: Sequence[float] | None = None) -> np.ndarray:
-        """Predict quantiles of the targets of each row.
-
-        Parameters
-        ----------
-        X : as in :meth:`fit`, in memory
-        quantiles : sequence of float in (0, 1), default=None
-            With :class:`~.losses.Quantiles`, some of its quantiles; None: all of them. With the loss of a
-            distribution, any quantiles; None: 0.1, 0.5, 0.9.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_quantiles) or (n_samples, n_outputs, n_quantiles)
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_diabetes
-        >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
-        >>> X, y = load_diabetes(return_X_y=True)
-        >>> net = OrtGradientRegressor(Linear(), loss="quantiles", max_iter=20, tol=0, random_state=0)
-        >>> net.fit(X, y).predict_quantiles(X, [0.1, 0.9]).shape
-        (442, 2)
-        """
-        check_is_fitted(self)
-        loss = self._state.decoding.distribution
-        levels = checked_levels(quantiles, loss)
-        kind = prediction_type(X)
-        if isinstance(loss, Quantiles):
-            location, further = predicted_with_further(self, X)
-            (own,) = further.values()
-            each = own.reshape(*location.shape, -1).astype(kind, copy=False)
-            known = list(loss.quantiles)
-            return each[..., [known.index(level) for level in levels]]
-        found = self.predict_distribution(X)
-        return np.stack([found.ppf(level) for level in levels], axis=-1).astype(kind, copy=False)
 
     def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
         """Return R², the coefficient of determination.
@@ -218,18 +143,13 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
             return float(super().score(X, y, sample_weight))
         return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
 
-    def _location_and_distribution(self, X: Any) -> tuple[np.ndarray, Any]:
-        check_is_fitted(self)
-        why = why_no_distribution(self, DistributionLoss, "a distribution, such as 'gaussian_nll'")
-        if why is not None:
-            raise ValueError(f"return_std=True is not available: {why}")
-        loss = self._state.decoding.distribution
-        assert isinstance(loss, DistributionLoss)
+    def _learned(self) -> tuple[Loss | None, bool]:
+        state = self._state
+        return state.decoding.distribution, state.graph.members is not None or bool(state.snapshots)
+
+    def _with_further(self, X: MatrixLike) -> tuple[np.ndarray, dict[str, np.ndarray], Loss | None, Any]:
         location, further = predicted_with_further(self, X)
-        (own,) = further.values()
-        own = own.reshape(location.shape)
-        _require_representable(location, self._state.graph.dtype, "prediction")
-        return location, loss.distribution(location.astype(np.float64), own.astype(np.float64))
+        return location, further, self._state.decoding.distribution, self._state.graph.dtype
 
     def to_onnx(self, *, adapter: bool = False, path: str | os.PathLike[str] | None = None) -> onnx.ModelProto:
         """Return the trained inference graph.
@@ -277,15 +197,3 @@ class OrtGradientRegressor(MultiOutputMixin, RegressorMixin, BaseOrtGradient):
 
     def _decoding_settings(self) -> dict[str, Any]:
         return {"clips": bool(self.clip_predictions)}
-
-
-def _require_representable(numbers: np.ndarray, dtype: Any, what: str) -> None:
-    """Raise ValueError if numbers of a distribution are beyond the largest one of their type."""
-    beyond = ~(np.abs(numbers) <= np.finfo(dtype).max)  # NaN too
-    if beyond.any():
-        row = int(np.argwhere(beyond)[0][0])
-        raise ValueError(
-            f"The {what} of {np.count_nonzero(beyond)} of {numbers.size} targets, such as of row {row}, is beyond the "
-            f"largest number of {np.dtype(dtype)}, so they have no distribution. Leave out rows whose features are so "
-            f"far from those of the training; predict(X) alone returns inf for them."
-        )

@@ -261,6 +261,7 @@ def _append_outputs(
     """Append the predictions of one trained output; ``outputs`` are the outputs of the trained graph, by name."""
     given, scores = outputs[graph.output], outputs[graph.scores]
     own = given if graph.link == decoding.link and not (graph.log_output or graph.link_unproven) else None
+    of_members = scores
     scores = scores if graph.members is None else mean_of_members(op, scores, decoding.link, decoding.groups)
     final = given if graph.members is None else scores
     decision = raw_decision = final if graph.link == "votes" else scores
@@ -282,9 +283,9 @@ def _append_outputs(
             prediction = op.Mul(prediction, numbers[TARGET_SCALE])
         if TARGET_CENTER in numbers:
             prediction = op.Add(prediction, numbers[TARGET_CENTER])
-        # The mean over the members of an ensemble is a prediction, but their mean scale is not that of their mixture.
-        alone = decoding.distribution is None or graph.members is not None
-        further = {} if alone else _further_predictions(op, scores, decoding, numbers)
+        learned, members = decoding.distribution, graph.members
+        predicts_more = learned is not None and (members is None or has_ensembles(learned))
+        further = _further_predictions(op, of_members, decoding, numbers, members) if predicts_more else {}
         if TARGET_LOW in numbers:
             is_single = decoding.target_range is not None and decoding.target_range.low.size == 1
             rows = prediction if is_single or decoding.row_shape else as_rows(op, prediction)
@@ -329,6 +330,11 @@ def _append_outputs(
         _add_output(op, f"{names.prefix}raw_scores", op.Identity(raw), None)
 
 
+def has_ensembles(loss: Loss) -> bool:
+    """Return True if ensembles have the further predictions of a loss."""
+    return type(loss).of_members is not Loss.of_members
+
+
 def _clipped(op: GraphBuilder, rows: ir.Value, numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value]) -> ir.Value:
     """Emit predictions within the range of the targets."""
     low, high = numbers[TARGET_LOW], numbers[TARGET_HIGH]
@@ -341,12 +347,19 @@ def _further_predictions(
     scores: ir.Value,
     decoding: Decoding,
     numbers: Mapping[str, np.ndarray] | Mapping[str, ir.Value],
+    members: int | None,
 ) -> dict[str, ir.Value]:
     """Emit what the loss predicts of each target besides the prediction, in the unit of the targets."""
-    assert decoding.distribution is not None
+    loss = decoding.distribution
+    assert loss is not None
+    rows = _as_score_columns(op, scores) if members is None else op.Reshape(scores, [-1, decoding.n_scores])
     found = {}
-    for name, one in decoding.distribution.further_predictions(op, _as_score_columns(op, scores)).items():
+    for name, one in loss.further_predictions(op, rows).items():
         values = list(one.values)
+        if members is not None:
+            own = apply_link(op, decoding.link, op.Slice(rows, [0], [decoding.n_columns], [1]))
+            predictions, *each = (op.Reshape(value, [-1, members, decoding.n_columns]) for value in (own, *values))
+            values = list(loss.of_members(op, predictions, each) or ())
         if one.unit != "none" and TARGET_SCALE in numbers:
             values = [op.Mul(value, numbers[TARGET_SCALE]) for value in values]
         if one.unit == "location" and TARGET_CENTER in numbers:
@@ -534,22 +547,32 @@ def ensemble_of(graph: TrainableModel, each: Sequence[MemberWeights]) -> tuple[T
 
 
 def averaged_predictions(
-    op: GraphBuilder, results: Sequence[Sequence[ir.Value]], task: Task, classes: np.ndarray | None
+    op: GraphBuilder,
+    results: Sequence[Sequence[ir.Value]],
+    task: Task,
+    classes: np.ndarray | None,
+    distribution: Loss | None = None,
 ) -> Sequence[ir.Value]:
     """Emit the predictions of an ensemble: the mean of the last outputs and, before it, a classifier's labels.
 
-    A row gets the label with the largest mean. Of several binary labels, those with a mean above one half are 1.
+    A row gets the label with the largest mean. Of several binary labels, those with a mean above one half are 1. Of
+    numbers, it is the mean of the first outputs; ``distribution`` is the loss that combines the others.
     """
     if task == "regression":
         # Average the differences from the first prediction, so that the mean of equal predictions is exact.
-        first, *others = (result[-1] for result in results)
+        first, *others = (result[0] for result in results)
         if not others:
-            return [first]
+            return results[0]
         differences = [op.Sub(other, first) for other in others]
         total = differences[0]
         for difference in differences[1:]:
             total = op.Add(total, difference)
-        return [op.Add(first, op.Mul(total, 1 / len(results)))]
+        mean = op.Add(first, op.Mul(total, 1 / len(results)))
+        if distribution is None or not has_ensembles(distribution):
+            return [mean]
+        outputs = zip(*results, strict=True)
+        predictions, *further = (op.Concat(*(op.Unsqueeze(own, axes=[1]) for own in each), axis=1) for each in outputs)
+        return [mean, *(v for one in further for v in distribution.of_members(op, predictions, [one]) or ())]
     total = results[0][-1]
     for result in results[1:]:
         total = op.Add(total, result[-1])

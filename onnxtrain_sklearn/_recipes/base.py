@@ -48,6 +48,7 @@ from .._data.targets import (
     warn_of_empty_rows,
 )
 from .._estimators.call import generator_of, optional_data
+from .._estimators.distributions import PredictsDistributions
 from .._estimators.fit import raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
 from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
@@ -75,8 +76,9 @@ from .._ort import sessions
 from .._ort.devices import Device
 from .._training.history import EpochRows
 from .._utils.errors import refusing
-from .._utils.params import COUNT, POSITIVE, Declaration, Range, RowChoice, declare
+from .._utils.params import COUNT, POSITIVE, Declaration, Instance, OneOf, Range, RowChoice, declare
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike, Validation
+from ..losses import LOSSES, Loss, SquaredError, reconstructs, resolve_loss
 from ..runtime import Runtime
 from .ensemble import (
     MemberRecipe,
@@ -104,6 +106,12 @@ if TYPE_CHECKING:
 
 MOST_HELD_OUT = 0.5
 """Largest share of the rows in ``validation_split``."""
+
+LOSSES_OF_NUMBERS = tuple(
+    name
+    for name, kind in LOSSES.items()
+    if "regression" in kind.tasks and not isinstance(kind().targets, Mapping) and not reconstructs(name)
+)
 
 DEFAULT_SCORING: Mapping[Task, Scoring] = {"binary": "accuracy", "multiclass": "accuracy", "multilabel": "neg_log_loss"}
 """Scores of held-out rows by task, for ``scoring=None``; a regressor uses R².
@@ -171,6 +179,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     loss_curves_: list[list[float]]
     callbacks_: list[dict[str, Any]]
     _task: Task
+    _distribution: Loss | None
     _graph: bytes
     _inputs: Preprocessing
     _device: Device
@@ -354,6 +363,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         )
         if examples.classes is not None:
             self.classes_, self._task = examples.classes, examples.task
+        else:
+            self._distribution = networks[0]._state.decoding.distribution
         return trained.interrupted
 
     def _mixes_linear(self, examples: RecipeExamples, *, held_out: bool) -> bool:
@@ -362,6 +373,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             "held-out rows: set validation_split, 0.2 for example, or give X_val and y_val": held_out,
             "a table of at most buffer_rows rows": isinstance(examples, TableExamples),
             "one label a row": examples.task != "multilabel",
+            "loss='squared_error'": self._has_linear_loss(),
             "targets without missing numbers": not (
                 isinstance(examples, TableExamples) and examples.targets.lacks_labels
             ),
@@ -370,6 +382,10 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         if self._linear_part is True and missing:
             raise ValueError(f'linear_part=True needs {missing[0]}. Or set linear_part="auto" or False.')
         return bool(self._linear_part) and not missing
+
+    def _has_linear_loss(self) -> bool:
+        """Return True if a linear model minimizes the loss of the networks."""
+        return True
 
     def _validation_rows(self, validation: Validation | None, examples: RecipeExamples) -> ValidationRows | None:
         """Return the function that prepares the rows of ``X_val`` for a network, with their targets and weights."""
@@ -637,10 +653,17 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
         return tags
 
 
-class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
+@dataclass(kw_only=True, eq=False, repr=False)
+class RegressorRecipe(PredictsDistributions, MultiOutputMixin, RegressorMixin, BaseRecipe):
     """Base class of the regressors of raw tables."""
 
-    def predict(self, X: TableLike) -> Predictions:
+    loss: str | Loss = declare("squared_error", Declaration("str or Loss", """
+The loss of the networks: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. "gaussian_nll" and others
+learn a distribution of each target, ``Quantiles([0.1, 0.5, 0.9])`` quantiles. With another one than the squared error,
+the loss of the held-out rows chooses the epoch, and there is no ``linear_part``.""",
+        (OneOf(LOSSES_OF_NUMBERS), Instance(Loss, "a loss"))))  # fmt: skip
+
+    def predict(self, X: TableLike, return_std: bool = False) -> Predictions:
         """Predict numbers.
 
         Parameters
@@ -648,6 +671,9 @@ class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
         X : as in :meth:`fit`
             Categories that ``fit`` has not seen count as missing. Of a source, the columns of ``feature_names_in_`` are
             read.
+        return_std : bool, default=False
+            Whether to return the standard deviation of :meth:`predict_distribution` too, as a second array. It needs a
+            loss for a distribution, such as ``"gaussian_nll"``, and a table in memory.
 
         Returns
         -------
@@ -655,10 +681,27 @@ class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
             For a source, a ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of
             the rows: its column is ``prediction``; its columns are ``prediction_0``, ... for several numbers a row.
         """
+        if return_std:
+            return self._with_deviation(X)
         if reads_source(X):
             return predicted_batches(self, "predict", X)
-        numbers = self._predict(X, 0).astype(prediction_type(X), copy=False)
+        return self._in_rows(self._predict(X, 0), X)
+
+    def _in_rows(self, numbers: np.ndarray, X: Any) -> np.ndarray:
+        numbers = numbers.astype(prediction_type(X), copy=False)
         return numbers.ravel() if self.n_outputs_ == 1 else numbers
+
+    def _has_linear_loss(self) -> bool:
+        return type(resolve_loss(self.loss)) is SquaredError
+
+    def _learned(self) -> tuple[Loss | None, bool]:
+        return self._distribution, len(self.loss_curves_) > 1 or hasattr(self, "n_members")
+
+    def _with_further(self, X: Any) -> tuple[np.ndarray, dict[str, np.ndarray], Loss | None, Any]:
+        names = self._predictor().outputs
+        location, *others = (self._predict(X, output) for output in range(len(names)))
+        further = dict(zip(names[1:], others, strict=True))
+        return self._in_rows(location, X), further, self._distribution, np.float32
 
     def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
         """Return R², the coefficient of determination; of several numbers a row, the mean of theirs.
@@ -681,6 +724,8 @@ class RegressorRecipe(MultiOutputMixin, RegressorMixin, BaseRecipe):
         return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:
+        if reconstructs(self.loss):
+            raise ValueError("A recipe predicts y: take OrtGradientRegressor for a loss that reconstructs X.")
         targets = regression_targets(y, allow_missing=True)
         require_numbers_of_columns(targets)
         return targets

@@ -41,6 +41,7 @@ from .._utils.typing import ClassWeight, MatrixLike, Validation
 from ..callbacks.base import TrainingInProgress
 from ..callbacks.monitoring import TimeLimit
 from ..exceptions import warn
+from ..losses import Loss
 from ..runtime import resolve_runtime
 from .linear_part import HeldOut, LinearModel, share_of_linear
 from .preprocessing import Preprocessing, Scaling, fit_preprocessing
@@ -238,7 +239,8 @@ def train_members(
         n_rows = sum(rows) if training.validation is None else max(rows)  # given ones are the same for each network
         share = share_of_linear(examples.task, held_out, n_rows)
         models = [replace(one, linear=own, share=share) for one, own in zip(models, linear, strict=True)]
-    model, networks = assembled(models, examples.task, examples.classes), [one.network for one in begun]
+    networks = [one.network for one in begun]
+    model = assembled(models, examples.task, examples.classes, networks[0]._state.decoding.distribution)
     return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
 
 
@@ -514,15 +516,21 @@ class Member:
     share: float = 0.0
 
 
-def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None = None) -> ir.Model:
+def assembled(
+    members: Sequence[Member], task: Task, classes: np.ndarray | None = None, distribution: Loss | None = None
+) -> ir.Model:
     """Return the graph that predicts from the raw table; ``classes`` are the labels of classifiers.
 
-    Several members are averaged: their predictions, or their probabilities, which give the labels.
+    Several members are averaged: their predictions, or their probabilities, which give the labels; ``distribution`` is
+    the loss that combines what else they predict.
     """
     op = members[0].preprocessing.new_graph()
     results = list[Sequence[ir.Value]]()
+    further = list[str]()
     for i, member in enumerate(members):
         matrix, network = member.preprocessing.emit(op), from_bytes(member.model).graph
+        if task == "regression":  # "predict/scale" where a weight has the name "scale"
+            further = [str(value.name).rpartition("/")[2] for value in network.outputs[1:]]
         for domain, version in network.opset_imports.items():
             op.graph.opset_imports.setdefault(domain, version)
         # Weights keep their names, after the number of the network if there are several.
@@ -531,8 +539,9 @@ def assembled(members: Sequence[Member], task: Task, classes: np.ndarray | None 
             outputs = [member.linear.mixed(op, matrix, outputs[-1], member.share)]
         results.append(outputs)
     several = len(members) > 1 or members[0].linear is not None
-    outputs = averaged_predictions(op, results, task, classes) if several else results[0]
+    outputs = averaged_predictions(op, results, task, classes, distribution) if several else results[0]
     names = ["variable"] if task == "regression" else ["label", "probabilities"]
+    names += further
     for name, value in zip(names, outputs, strict=True):
         value.name = op.taken.free(name)
         op.graph.outputs.append(value)

@@ -240,4 +240,4 @@ class RealMLPRegressor(RegressorRecipe, RealMLPRecipe):
 
     def _network(self, preprocessing: Preprocessing, n_rows: int) -> OrtGradientRegressor:
         training = self._training(n_rows, VARIANTS[self.variant].rate_of_numbers)
-        return OrtGradientRegressor(self._model(preprocessing), clip_predictions=True, **training)
+        return OrtGradientRegressor(self._model(preprocessing), loss=self.loss, clip_predictions=True, **training)

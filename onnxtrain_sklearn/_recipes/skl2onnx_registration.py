@@ -109,6 +109,7 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
                 _require_whole(estimator)
         graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
         graph.outputs[i].name = op.taken.free(f"final_{i}")
+    del graph.outputs[len(operator.outputs) :]  # what a loss predicts besides, of which skl2onnx knows nothing
     graph.sort()
     append_to_container(model, operator.inputs, operator.outputs, scope, container)
 

@@ -186,4 +186,4 @@ class TabMRegressor(RegressorRecipe, TabMRecipe):
         return with_attributes(self, **self._values_for(n_rows))
 
     def _network(self, preprocessing: Preprocessing, n_rows: int) -> OrtGradientRegressor:
-        return OrtGradientRegressor(self._model(preprocessing), **self._training(n_rows))
+        return OrtGradientRegressor(self._model(preprocessing), loss=self.loss, **self._training(n_rows))

@@ -139,9 +139,28 @@ class Loss(Component, ABC):
         """Emit what the scores of a regressor tell besides its prediction; nothing, unless overridden.
 
         These are further outputs of the graphs of ``predict`` and ``to_onnx``, under the names that this method
-        returns. Ensembles and several trained outputs have none.
+        returns. Ensembles have them by :meth:`of_members`; several trained outputs have none.
         """
         return {}
+
+    def of_members(
+        self, op: GraphBuilder, predictions: ir.Value, values: Sequence[ir.Value]
+    ) -> Sequence[ir.Value] | None:
+        """Emit one of the further predictions of an ensemble; None, unless overridden: an ensemble has none.
+
+        Parameters
+        ----------
+        op : GraphBuilder
+        predictions : value of shape (N, m, k)
+            The predictions of the m members. Their mean is the prediction of the ensemble.
+        values : sequence of values of shape (N, m, k)
+            The ``values`` of a :class:`FurtherPrediction` of the members, in the same unit.
+
+        Returns
+        -------
+        sequence of values of shape (N, k), or None
+        """
+        return None
 
     def check_targets(self, y: Any) -> None:
         """Raise ValueError where the loss is not defined for the targets ``y``; every number is allowed by default.

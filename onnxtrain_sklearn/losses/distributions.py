@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx_ir as ir
 
-from .._model.links import Link, Task
+from .._model.links import Link, TargetScaling, Task
 from .._utils.params import POSITIVE, Levels, Rules
 from ..graph import GraphBuilder
 from .base import FurtherPrediction, RegressionLoss, require_targets
@@ -29,8 +29,17 @@ def blocks(op: GraphBuilder, scores: ir.Value, count: int) -> list[ir.Value]:
     return [op.Slice(scores, [i * width], [(i + 1) * width], [1]) for i in range(count)]
 
 
+def mean_over_members(op: GraphBuilder, values: ir.Value) -> ir.Value:
+    """Emit the mean (N, k) of values (N, m, k)."""
+    return op.ReduceMean(values, axes=[1], keepdims=False)
+
+
 class DistributionLoss(RegressionLoss):
-    """A negative log-likelihood: the graph learns a distribution of each target, whose parameters depend on the row."""
+    """A negative log-likelihood: the graph learns a distribution of each target, whose parameters depend on the row.
+
+    An ensemble predicts the distribution of the same family with the mean and the variance of the mixture of its
+    members: by the law of total variance, the mean of their variances plus the variance of their means.
+    """
 
     def n_scores(self, task: Task, n_targets: int) -> int:
         return 2 * n_targets
@@ -52,6 +61,8 @@ class _LocationAndScale(DistributionLoss):
     """A loss of the location and the scale of each target."""
 
     valid: ClassVar[Rules] = {"min_scale": (POSITIVE,)}
+    squared_scales: ClassVar[float]
+    """The variance, divided by the square of the scale."""
 
     def __init__(self, min_scale: float = 1e-3) -> None:
         self.min_scale = min_scale
@@ -63,6 +74,14 @@ class _LocationAndScale(DistributionLoss):
 
     def further_predictions(self, op: GraphBuilder, scores: ir.Value) -> Mapping[str, FurtherPrediction]:
         return {"scale": FurtherPrediction([self.location_and_scale(op, scores)[1]], "scale")}
+
+    def of_members(self, op: GraphBuilder, predictions: ir.Value, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        (scale,) = values
+        unit = op.ReduceMax(scale, axes=[1], keepdims=True)  # squares in this unit do not overflow
+        own = op.Div(scale, unit)
+        apart = op.Div(op.Sub(predictions, op.ReduceMean(predictions, axes=[1], keepdims=True)), unit)
+        squares = op.Add(op.Mul(own, own), op.Mul(op.Mul(apart, apart), 1.0 / self.squared_scales))
+        return [op.Mul(op.Sqrt(mean_over_members(op, squares)), op.Squeeze(unit, axes=[1]))]
 
 
 class GaussianNLL(_LocationAndScale):
@@ -97,6 +116,7 @@ class GaussianNLL(_LocationAndScale):
     """
 
     name = "gaussian_nll"
+    squared_scales = 1.0
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         location, scale = self.location_and_scale(op, scores)
@@ -129,6 +149,7 @@ class LaplaceNLL(_LocationAndScale):
     """
 
     name = "laplace_nll"
+    squared_scales = 2.0
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         location, scale = self.location_and_scale(op, scores)
@@ -140,10 +161,14 @@ class LaplaceNLL(_LocationAndScale):
         return stats.laplace(loc=location, scale=further)
 
 
+LEAST_MEAN = float(np.finfo(np.float32).tiny)
+"""Lower bound of the mean of an ensemble, which may round to 0."""
+
+
 class _MeanAndDispersion(DistributionLoss):
     """A loss of the mean, with a log link, and the dispersion of each target."""
 
-    target_scaling = None
+    target_scaling: ClassVar[TargetScaling | None] = None
     valid: ClassVar[Rules] = {"min_dispersion": (POSITIVE,)}
 
     def __init__(self, min_dispersion: float = 1e-3) -> None:
@@ -159,6 +184,14 @@ class _MeanAndDispersion(DistributionLoss):
 
     def further_predictions(self, op: GraphBuilder, scores: ir.Value) -> Mapping[str, FurtherPrediction]:
         return {"dispersion": FurtherPrediction([self.log_mean_and_dispersion(op, scores)[1]], "none")}
+
+    def of_members(self, op: GraphBuilder, predictions: ir.Value, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        # The dispersion is (variance - v) / mean², where v is the mean (NB2) or 0 (gamma).
+        (dispersion,) = values
+        mean = op.Max(op.ReduceMean(predictions, axes=[1], keepdims=True), LEAST_MEAN)
+        ratio = op.Div(predictions, mean)
+        apart = op.Sub(ratio, 1.0)
+        return [mean_over_members(op, op.Add(op.Mul(dispersion, op.Mul(ratio, ratio)), op.Mul(apart, apart)))]
 
 
 class NegativeBinomial(_MeanAndDispersion):
@@ -232,7 +265,7 @@ class GammaNLL(_MeanAndDispersion):
     .. math:: k (s + y / \mu - \log y) - k \log k + \log \Gamma(k),
 
     the negative logarithm of the density without :math:`\log y`. :class:`Gamma` learns the mean alone, for a dispersion
-    that all rows share. The targets must be positive; they keep their unit.
+    that all rows share. The targets must be positive.
 
     Parameters
     ----------
@@ -257,6 +290,7 @@ class GammaNLL(_MeanAndDispersion):
     """
 
     name = "gamma_nll"
+    target_scaling = "mean"
 
     def check_targets(self, y: np.ndarray) -> None:
         require_targets(self, y, y > 0, "positive")
@@ -304,7 +338,8 @@ class Quantiles(RegressionLoss):
     The mean over the quantiles of the loss of :class:`Quantile`. Each target has a score for each quantile: the first
     is the median, the others are the steps from one quantile to the next, which a softplus makes positive, in the order
     of the quantiles: :math:`v_{i+1} = v_i + \mathrm{softplus}(t_{i+1})` above the median, and
-    :math:`v_i = v_{i+1} - \mathrm{softplus}(t_i)` below.
+    :math:`v_i = v_{i+1} - \mathrm{softplus}(t_i)` below. An ensemble predicts the means of the quantiles of its
+    members, which do not cross either.
 
     Parameters
     ----------
@@ -348,6 +383,9 @@ class Quantiles(RegressionLoss):
 
     def further_predictions(self, op: GraphBuilder, scores: ir.Value) -> Mapping[str, FurtherPrediction]:
         return {"quantiles": FurtherPrediction(self.values(op, scores), "location")}
+
+    def of_members(self, op: GraphBuilder, predictions: ir.Value, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
+        return [mean_over_members(op, value) for value in values]
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
         total = None

@@ -208,13 +208,22 @@ def test_quantiles_are_clipped_like_their_median(targets):
     assert_array_equal(found[..., 1], clipped.predict(far))
 
 
-@pytest.mark.parametrize("loss", ["gaussian_nll", "gamma_nll", "quantiles"])
-def test_snapshots_predict_the_mean_alone(loss):
-    learner = {"max_iter": 6, "n_iter_no_change": np.inf, "callbacks": [SnapshotEnsemble(2)], "random_state": 0}
-    net = OrtGradientRegressor(Linear(), loss=loss, **learner).fit(GROUPS, Y)
-    assert not hasattr(net, "predict_distribution")
+class Alone(GaussianNLL):
+    """A distribution that ensembles do not combine."""
+
+    of_members = Loss.of_members
+
+
+@pytest.mark.parametrize(("model", "callbacks"), [(TabM(2, hidden_layer_sizes=(4,)), None), (Linear(), "snapshots")])
+def test_losses_without_ensembles_predict_the_mean_alone(model, callbacks):
+    learner = {"max_iter": 6, "n_iter_no_change": np.inf, "random_state": 0}
+    callbacks = [SnapshotEnsemble(2)] if callbacks else None
+    net = OrtGradientRegressor(model, loss=Alone(), callbacks=callbacks, **learner).fit(GROUPS, Y)
     assert not hasattr(net, "predict_quantiles")
-    with pytest.raises(ValueError, match="several members" if loss != "quantiles" else "needs a loss"):
+    with pytest.raises(AttributeError) as raised:
+        net.predict_distribution(GROUPS)
+    assert "several members" in str(raised.value.__cause__)
+    with pytest.raises(ValueError, match=r"several members.* Alone has no of_members"):
         net.predict(GROUPS, return_std=True)
     assert len(net.to_onnx().graph.output) == 1
     assert net.predict(GROUPS).shape == (180,)
@@ -291,12 +300,6 @@ def test_what_a_loss_does_not_learn_is_refused():
     for wrong in ([0.0, 0.5], [1.5], 0.5, [], "median", [[0.5]], [np.nan]):
         with pytest.raises(ValueError, match="numbers between 0 and 1"):
             quantiles.predict_quantiles(GROUPS, wrong)
-    members = OrtGradientRegressor(TabM(n_members=2, hidden_layer_sizes=(4,)), loss="gaussian_nll", max_iter=2)
-    with pytest.raises(AttributeError) as raised:
-        members.fit(GROUPS, Y).predict_distribution(GROUPS)
-    assert "several members" in str(raised.value.__cause__)
-    with pytest.raises(ValueError, match="several members"):
-        members.predict(GROUPS, return_std=True)
     with pytest.raises(ValueError, match="positive"):
         OrtGradientRegressor(loss="gamma_nll").fit(GROUPS, Y - Y.min())
     graph = Linear().build(3, 1, random_state=0)
@@ -310,7 +313,8 @@ def test_what_a_loss_does_not_learn_is_refused():
 @pytest.mark.parametrize("loss", ["negative_binomial", "gamma_nll"])
 def test_distributions_beyond_the_type_are_refused(loss):
     x = np.linspace(0, 1, 50)[:, None]
-    net = OrtGradientRegressor(Linear(), loss=loss, optimizer="lbfgs", tol=1e-3).fit(x, 1 + np.round(9 * x[:, 0]))
+    net = OrtGradientRegressor(Linear(), loss=loss, optimizer="lbfgs", tol=1e-3, target_scaling=None)
+    net.fit(x, 1 + np.round(9 * x[:, 0]))
     weights = {name: np.zeros_like(array) for name, array in net.weights_.items()}
     (matrix,) = (array for array in weights.values() if array.ndim == 2)
     matrix.ravel()[:] = [1.0, 1.0]  # the logarithm of the mean, and about the dispersion, are x
