@@ -7,12 +7,11 @@ times, or when the caller's timeout is over.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ..exceptions import ClusterError, DivergenceError, ModelError
@@ -132,13 +131,13 @@ class Cluster:
                     raise ClusterError(
                         f"{_unfinished(futures, places)} took more than timeout={self._timeout:g} seconds."
                     )
-                watch = watch or _Watch(self.client)
+                watch = watch or _Watch(self.client, futures)
                 if (reason := watch.hopeless()) is not None:
                     raise ClusterError(f"{_unfinished(futures, places)} cannot be finished: {reason}")
-                deaths = watch.deaths_of_memory(futures)
-                if max(deaths) >= FULL_MEMORIES:
-                    place = places[deaths.index(max(deaths))]
-                    raise ClusterError(f"{place}: {_too_little_memory(max(deaths))}")
+                deaths = max(watch.deaths_of_memory)
+                if deaths >= FULL_MEMORIES:
+                    place = places[watch.deaths_of_memory.index(deaths)]
+                    raise ClusterError(f"{place}: {_too_little_memory(deaths)}")
         except BaseException:
             self.release(futures)
             raise
@@ -178,14 +177,21 @@ class _Fetched:
 
 
 class _Watch:
-    """The workers of a cluster, asked for by a thread: the answer may never come."""
+    """The workers of a cluster, and how often they died with a task, asked for by a thread: the answer may never come.
 
-    def __init__(self, client: Any) -> None:
-        self._client, self._stopped = client, threading.Event()
+    Attributes
+    ----------
+    workers : dict of str
+        The state of each worker, by its address.
+    deaths_of_memory : list of int
+        How many workers died with each task, or one that it needs, if as many died of full memory.
+    """
+
+    def __init__(self, client: Any, futures: Sequence[Future] = ()) -> None:
+        self._client, self._keys, self._stopped = client, [one.key for one in futures], threading.Event()
         self.workers: dict[str, str] = {}
-        self._full: list[float] = []
-        self._before: float | None = None
-        self._asked = -math.inf
+        self.deaths_of_memory = [0] * len(futures)
+        self._before: float | None = None  # the time of the last death by full memory before this call
         self._hopeful = self._replied = time.monotonic()  # the last time with a worker, and with an answer or an error
         self._last: str | None = None
         threading.Thread(target=self._run, daemon=True).start()
@@ -197,12 +203,14 @@ class _Watch:
         while not self._stopped.is_set():
             try:
                 known = self._client.scheduler_info(n_workers=-1)["workers"]
-                self._full = [float(when) for when, _ in self._client.get_events("worker-restart-memory")]
-            except Exception as error:  # of a client that is closed or lost, perhaps between the two questions
+                full = [float(when) for when, _ in self._client.get_events("worker-restart-memory")]
+                if self._before is None:
+                    self._before = max(full, default=0.0)
+                if sum(when > self._before for when in full) >= FULL_MEMORIES:
+                    self._count_deaths()
+            except Exception as error:  # of a client that is closed or lost, perhaps between two questions
                 self._last = f"the scheduler does not answer: {error}"
             else:
-                if self._before is None:
-                    self._before = max(self._full, default=0.0)
                 self.workers = {address: one.get("status", "running") for address, one in known.items()}
                 self._last = None
                 if "running" in self.workers.values():
@@ -210,13 +218,7 @@ class _Watch:
             self._replied = time.monotonic()
             self._stopped.wait(0.5)
 
-    def deaths_of_memory(self, futures: Sequence[Future]) -> list[int]:
-        """Return how many workers died with each task, or one that it needs, if as many died of full memory."""
-        none, began, now = [0] * len(futures), self._before, time.monotonic()
-        if began is None or sum(when > began for when in self._full) < FULL_MEMORIES or now - self._asked < 1:
-            return none
-        self._asked = now
-
+    def _count_deaths(self) -> None:
         def deaths(keys: list[str], dask_scheduler: Any = None) -> list[int]:
             # Nested, so that it is sent as code: the scheduler may lack this package.
             found = []
@@ -232,11 +234,9 @@ class _Watch:
                 found.append(worst)
             return found
 
-        try:
-            found: list[int] = self._client.run_on_scheduler(deaths, [one.key for one in futures])
-        except Exception:  # a scheduler that takes no code: the error comes from Dask, later
-            return none
-        return found
+        # A scheduler that takes no code raises: then the error comes from Dask, later.
+        with suppress(Exception):
+            self.deaths_of_memory = self._client.run_on_scheduler(deaths, self._keys)
 
     def hopeless(self) -> str | None:
         """Return why no task will be finished; None while there is hope."""

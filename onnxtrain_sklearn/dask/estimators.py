@@ -254,7 +254,13 @@ def _require_minibatches(local: Any, validation: Any) -> None:
         )
     if local.finetune not in ("auto", None):
         raise InvalidParameterError("Fine-tuning takes all rows at once, and they are on several workers.")
-    require_hard_labels(local._output_task(), "Workers of a cluster train")
+    task = local._output_task()
+    if task.declared:
+        raise ValueError(
+            f"Workers of a cluster train on labels or numbers, and loss={local.loss!r} takes targets by name. Write "
+            f"the rows to Parquet files, and fit OrtGradientRegressor to them: it reads them block by block."
+        )
+    require_hard_labels(task, "Workers of a cluster train")
     if config.loop.early_stopping and validation is None:
         raise ValueError(
             "early_stopping needs validation rows, which lie on the client: give X_val and y_val, arrays or frames."

@@ -23,8 +23,10 @@ def cluster_of(n_workers, **options):
     """Start processes, and yield a client of them."""
     dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
     settings = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL, **options}
-    # Workers are forks of a process that has imported all: each would take seconds otherwise.
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+    # Workers are forks of a process that has imported all: each would take seconds otherwise. On a busy machine, the
+    # scheduler may be silent for longer than connections last.
+    known = {"distributed.worker.multiprocessing-method": "forkserver", "distributed.comm.timeouts.tcp": "300 s"}
+    with dask.config.set(known):
         context = distributed.utils.get_mp_context()
         context.set_forkserver_preload(
             ["distributed", "dask.dataframe", "onnxtrain_sklearn.dask", "tests.dask.helpers"]

@@ -25,7 +25,18 @@ distributed, pd = pytest.importorskip("distributed"), pytest.importorskip("panda
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")]
 
 SOON = 30.0
-"""Seconds after which an error is due."""
+"""Seconds after which an error is due, on a machine whose cores are free."""
+
+
+def require_soon(began):
+    """Require that at most :data:`SOON` seconds are over since a moment, more where others have the cores."""
+    taken = time.monotonic() - began
+    if taken >= SOON:
+        start, work = time.monotonic(), time.thread_time()
+        while time.thread_time() - work < 1.0:
+            pass
+        slower = time.monotonic() - start
+        assert taken < SOON * slower, f"{taken:.0f} seconds, on a machine on which a second of work takes {slower:.1f}"
 
 
 def fit(**options):
@@ -142,7 +153,7 @@ def test_all_workers_dead_is_an_error_and_a_checkpoint_goes_on_to_the_same_bits(
         began = []
         with pytest.raises(ClusterError, match=r"no worker|cancelled"):
             fit(client=client, checkpoint=tmp_path, callbacks=[kill])
-        assert time.monotonic() - began[0] < SOON
+        require_soon(began[0])
     with cluster_of(1) as client:
         epochs = []
         found = fit(client=client, checkpoint=tmp_path, callbacks=[lambda epoch: epochs.append(epoch.number)])
@@ -204,7 +215,7 @@ def _peak_memory():
 def soon():
     began = time.monotonic()
     yield
-    assert time.monotonic() - began < SOON
+    require_soon(began)
 
 
 @pytest.mark.usefixtures("soon")
@@ -261,7 +272,7 @@ def test_file_lost_together_with_a_worker_is_named(tmp_path):
 
         with pytest.raises(ValueError, match=r"Shard 0 in round \d+: .*1\.parquet cannot be read"):
             classifier(client=client, callbacks=[lose], max_iter=20).fit(paths, "y")
-        assert time.monotonic() - times[0] < SOON
+        require_soon(times[0])
 
 
 @pytest.mark.usefixtures("soon")
@@ -291,7 +302,7 @@ def test_worker_without_enough_memory_is_an_error(tmp_path):
             ClusterError, match=r"Partition [01]: workers died [234] times .* their memory was full: give"
         ):
             classifier(client=client).fit(table, "y")
-        assert time.time() - began.stat().st_mtime < SOON
+        require_soon(time.monotonic() - (time.time() - began.stat().st_mtime))
 
 
 @pytest.mark.usefixtures("soon")
@@ -321,6 +332,25 @@ def test_scheduler_that_does_not_answer_is_no_lack_of_workers(monkeypatch):
     monkeypatch.setattr(cluster, "SILENCE", 1.0)
     with cluster_of(0) as client:
         monkeypatch.setattr(client, "scheduler_info", lambda n_workers: silent.wait())
+        try:
+            with pytest.raises(ClusterError, match="the scheduler has not answered for 1 seconds"):
+                fit(client=client)
+        finally:
+            silent.set()
+
+
+@pytest.mark.usefixtures("soon")
+def test_scheduler_that_does_not_count_deaths_is_an_error(monkeypatch):
+    silent, asked = threading.Event(), []
+
+    def get_events(topic):
+        asked.append(topic)
+        return [(float(when), {}) for when in range(1, len(asked))]  # a death of full memory before each question
+
+    monkeypatch.setattr(cluster, "SILENCE", 1.0)
+    with cluster_of(0) as client:
+        monkeypatch.setattr(client, "get_events", get_events)
+        monkeypatch.setattr(client, "run_on_scheduler", lambda *_: silent.wait())
         try:
             with pytest.raises(ClusterError, match="the scheduler has not answered for 1 seconds"):
                 fit(client=client)
@@ -390,7 +420,7 @@ def test_dead_scheduler_is_an_error(monkeypatch):
             client.wait_for_workers(1, timeout=60)
             with pytest.raises(ClusterError, match=r"closed|cancelled|lost|reached"):
                 fit(client=client, callbacks=[die])
-            assert time.monotonic() - killed[0] < SOON
+            require_soon(killed[0])
     finally:
         for process in (scheduler, worker):
             if process is not None:

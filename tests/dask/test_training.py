@@ -26,6 +26,7 @@ from onnxtrain_sklearn import (
     OrtGradientRegressor,
     RowBlocks,
     callbacks,
+    losses,
     schedules,
 )
 from onnxtrain_sklearn.dask import DaskOrtGradientClassifier, DaskOrtGradientRegressor, LocalSGD
@@ -498,6 +499,12 @@ REFUSED = {
     "weights of zero": (lambda X, y: arrays(X, y, 0.0 * y), {}, ValueError, "weight zero"),
     "L-BFGS": (arrays, {"optimizer": "lbfgs"}, ValueError, "LBFGS takes all rows at once"),
     "early stopping": (arrays, {"early_stopping": True}, ValueError, "give X_val and y_val"),
+    "soft labels": (
+        arrays,
+        {"loss": losses.LogLoss(targets="probabilities")},
+        ValueError,
+        r"one label a row, not on soft labels \(targets='probabilities'\): give arrays that fit into memory",
+    ),
     "sync_every": (arrays, {"averaging": LocalSGD(0)}, ValueError, "sync_every"),
     "timeout": (arrays, {"timeout": -1}, ValueError, "timeout"),
     "client": (arrays, {"client": 3}, TypeError, "client must be"),
@@ -512,6 +519,20 @@ def test_wrong_calls_are_refused_and_change_nothing(client, data, options, kind,
     before = dict(vars(estimator))
     with pytest.raises(kind, match=message):
         estimator.fit(*data(X, y))
+    assert vars(estimator) == before
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [("cox", "loss='cox' takes targets by name. Write the rows to Parquet files, and fit OrtGradientRegressor to them"),
+     ("info_nce", "not on a loss without y in the table: give arrays that fit into memory to OrtGradientRegressor")],
+)  # fmt: skip
+def test_losses_with_targets_of_their_own_are_refused(client, loss, message):
+    X, y = numbers()
+    estimator = regressor(loss=loss)
+    before = dict(vars(estimator))
+    with pytest.raises(ValueError, match=message):
+        estimator.fit(dd.from_pandas(frame(X, time=y, event=y > 100), 2), {"time": "time", "event": "event"})
     assert vars(estimator) == before
 
 

@@ -13,6 +13,7 @@ from onnxtrain_sklearn import (
     RowBlocks,
     callbacks,
 )
+from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.environment import each_engine
 from tests.helpers.observed import nothing_left_open, predict_in_batches, prepare_on_sample
 from tests.helpers.several_outputs import KINDS, data, graph
@@ -320,6 +321,21 @@ def test_bad_value_in_a_late_block_names_its_row_group(column, value, message, b
     with nothing_left_open(), pytest.raises(ValueError, match=rf"Row group 16 of .*table\.parquet: .*{message}"):
         estimator.fit(blocks(path, buffer_rows))
     assert all(np.array_equal(weights[name], estimator.weights_[name]) for name in weights)
+
+
+@pytest.mark.parametrize("buffer_rows", [200, 500])
+@pytest.mark.parametrize(
+    ("loss", "remedy"),
+    [("soft", "takes soft labels .*, which OrtGradientClassifier trains, on one output. Give labels, and a loss of"),
+     ("triplet", "takes targets of its own, which OrtGradientRegressor trains, on one output")],
+)  # fmt: skip
+def test_losses_of_one_output_are_refused(loss, remedy, buffer_rows, tmp_path):
+    estimator = net()
+    estimator.loss = {**estimator.loss, "numbers": LogLoss(targets="probabilities") if loss == "soft" else loss}
+    before = dict(vars(estimator))
+    with nothing_left_open(), pytest.raises(ValueError, match=f"Output 'numbers': loss=.* {remedy}"):
+        estimator.fit(blocks(write(tmp_path / "table.parquet"), buffer_rows))
+    assert vars(estimator) == before
 
 
 def test_settings_and_targets_that_need_all_rows_are_refused(tmp_path):
