@@ -214,7 +214,9 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         Parameters
         ----------
         X : data frame, table of Arrow or array-like of shape (n_samples, n_features), or source
-            Numbers and categories; None, NaN, the missing values of pandas and empty text are missing. Tables in files,
+            Numbers, categories, dates and times; None, NaN, the missing values of pandas and empty text are missing.
+            Of a time, the network reads the days since the first one in training, year, month, day of the week, hour,
+            and the last three on circles; times with a zone are read in UTC. Tables in files,
             by path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
         y : array-like of shape (n_samples,), or str or list of str
             Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs). Those missing
@@ -532,8 +534,9 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         -------
         onnx.ModelProto
             Preprocessing, networks and their mean. A table of numbers is one input ``X`` of shape (N, n_features);
-            missing numbers are NaN. A table with text has an input of shape (N, 1) for each column, by its name: text
-            as strings, all others as float32; missing text is the empty string. The outputs are those of
+            missing numbers are NaN. A table with text or times has an input of shape (N, 1) for each column, by its
+            name: text as strings, times as int64 nanoseconds since 1970 in UTC, all others as float32. Missing text is
+            the empty string, a missing time the least int64. The outputs are those of
             :meth:`predict`: ``variable`` for regression, ``label`` and ``probabilities`` for classification.
         """
         check_is_fitted(self)

@@ -6,7 +6,8 @@ that they export.
 
 The graph makes a float32 matrix: the scaled numbers, then integer codes of the categories. Code 0 stands for a missing
 or unseen category, the others for the sorted categories of the training data. A missing number becomes the median; a
-column that had missing numbers in training gets a further column of codes: 1 for a number, 2 for a missing one.
+column that had missing numbers in training gets a further column of codes: 1 for a number, 2 for a missing one. Of a
+column of times, the graph makes several numbers first (``times``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .._ort.devices import Device
 from .._utils.cache import Cache
 from ..graph import GraphBuilder
 from .raw_table import RawTable
+from .times import MISSING, PARTS, Calendar
 
 
 def fit_preprocessing(
@@ -48,13 +50,18 @@ def fit_preprocessing(
         The table whose rows ``table`` is a part of. It decides which columns are text, because the members of an
         ensemble, fitted to parts, read one input. Default: ``table``.
     """
-    arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i]}
+    every = table if whole is None else whole
+    times = [i for i, column in enumerate(every.columns) if column.dtype == np.int64]
+    calendars = tuple(Calendar.fit(i, table.columns[i]) for i in times)
+    arrays = {i: column for i, column in enumerate(table.columns) if not categorical[i] and i not in times}
     # fitted to the float32 numbers that the graph is given, in double precision
     numbers = {i: _in_float32(_as_numbers(table.names[i], a)) for i, a in arrays.items()}
+    for own in calendars:
+        for column in own.numbers(table.columns[own.place]).T:  # they follow the columns of the table
+            numbers[len(table.names) + len(numbers) - len(arrays)] = _in_float32(column)
     medians = {i: _median(exact_quantiles(a[:, np.newaxis])) for i, a in numbers.items()}
     filled = {i: np.where(np.isnan(column), medians[i], column) for i, column in numbers.items()}
     varying = [i for i, column in filled.items() if column.min() < column.max()]
-    every = table if whole is None else whole
     categories = tuple(_categories(i, table, every) for i in range(len(table.names)) if categorical[i])
     kept = varying if drops_constants and (varying or categories) else list(filled)
     return Preprocessing(
@@ -62,9 +69,15 @@ def fit_preprocessing(
         numbers=tuple(kept),
         fill=np.array([medians[i] for i in kept]),
         scaling=scaling.fit(ArrayNumbers(np.stack([filled[i] for i in kept], axis=1)), rng) if kept else None,
-        gaps=tuple(j for j, i in enumerate(kept) if np.isnan(numbers[i]).any()),
+        gaps=tuple(j for j, i in enumerate(kept) if np.isnan(numbers[i]).any() and not _repeats_gaps(i, table)),
         categories=categories,
+        calendars=calendars,
     )
+
+
+def _repeats_gaps(place: int, table: RawTable) -> bool:
+    """Return True for a number made of a time, but the first: all of them are missing in the same rows."""
+    return place >= len(table.names) and (place - len(table.names)) % len(PARTS) != 0
 
 
 def numbers_of(table: RawTable, places: Sequence[int]) -> np.ndarray:
@@ -98,13 +111,15 @@ class Preprocessing:
     names : tuple of str
         The columns of the table.
     numbers : tuple of int
-        Indices of the numeric columns that are used.
+        Indices of the numeric columns that are used; those made of times follow the columns of the table.
     fill : ndarray
         The medians of these columns, which replace missing numbers.
     scaling : Scaling
     gaps : tuple of int
         Those of the numeric columns that had missing numbers, as indices into ``numbers``.
     categories : tuple of Categories
+    calendars : tuple of Calendar
+        Of the columns of times.
     """
 
     names: tuple[str, ...]
@@ -113,15 +128,16 @@ class Preprocessing:
     scaling: Scaling | None
     gaps: tuple[int, ...]
     categories: tuple[Categories, ...]
+    calendars: tuple[Calendar, ...] = ()
     _predictors: dict[int, Predictor] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_predictors": {}}
 
     @property
-    def takes_text(self) -> bool:
-        """True if a column is text, so that each column is an input of its own."""
-        return any(own.is_text for own in self.categories)
+    def takes_columns(self) -> bool:
+        """True if a column is text or times, so that each column is an input of its own."""
+        return bool(self.calendars) or any(own.is_text for own in self.categories)
 
     @property
     def code_columns(self) -> dict[int, int]:
@@ -137,13 +153,16 @@ class Preprocessing:
     def columns(self, table: RawTable) -> dict[str, InputData]:
         """Return a table as inputs of the graph."""
         text = {own.place: own for own in self.categories}
-        arrays = []
+        times, arrays = {own.place for own in self.calendars}, []
         for i, (name, column) in enumerate(zip(self.names, table.columns, strict=True)):
             own = text.get(i)
-            arrays.append(_as_numbers(name, column) if own is None else own.values(name, column))
-        if not self.takes_text:
+            if i in times:
+                arrays.append(_as_times(name, column))
+            else:
+                arrays.append(_as_numbers(name, column) if own is None else own.values(name, column))
+        if not self.takes_columns:
             return {MATRIX: InputData(np.stack(arrays, axis=1), np.dtype(np.float32))}
-        kinds = [np.dtype(object if a.dtype == object else np.float32) for a in arrays]
+        kinds = [a.dtype if a.dtype in (object, np.int64) else np.dtype(np.float32) for a in arrays]
         return {
             name: InputData(array.reshape(-1, 1), kind)
             for name, array, kind in zip(self.names, arrays, kinds, strict=True)
@@ -170,7 +189,7 @@ class Preprocessing:
     def _form(self) -> Hashable:
         """Return the key of the shared graph: everything in it except the fitted numbers, which are inputs."""
         shapes = tuple(array.shape for array in self._fitted_numbers().values())
-        return self.names, self.numbers, type(self.scaling), shapes, self.gaps, self.categories
+        return self.names, self.numbers, type(self.scaling), shapes, self.gaps, self.categories, self.calendars
 
     def _open_graph(self) -> PredictionGraph:
         """Return the graph that takes the fitted numbers as inputs, so that other fits can use its session too."""
@@ -183,9 +202,10 @@ class Preprocessing:
 
     def new_graph(self) -> GraphBuilder:
         """Return a graph with the inputs of the table."""
-        if self.takes_text:  # a tensor has one type, so text and numbers need inputs of their own
-            text = {own.place for own in self.categories if own.is_text}
-            kinds = (ir.DataType.STRING if i in text else ir.DataType.FLOAT for i in range(len(self.names)))
+        if self.takes_columns:  # a tensor has one type, so text, times and numbers need inputs of their own
+            types = {own.place: ir.DataType.STRING for own in self.categories if own.is_text}
+            types |= {own.place: ir.DataType.INT64 for own in self.calendars}
+            kinds = (types.get(i, ir.DataType.FLOAT) for i in range(len(self.names)))
             inputs = [ir.val(name, kind, ("N", 1)) for name, kind in zip(self.names, kinds, strict=True)]
         else:
             inputs = [ir.val(MATRIX, ir.DataType.FLOAT, ("N", len(self.names)))]
@@ -214,10 +234,23 @@ class Preprocessing:
     def _taken(self, op: GraphBuilder, places: tuple[int, ...]) -> ir.Value:
         """Return some columns of the inputs as one matrix."""
         inputs = op.graph.inputs
-        if not self.takes_text:
+        if any(i >= len(self.names) for i in places):
+            return self._taken_with_times(op, places)
+        if not self.takes_columns:
             whole = places == tuple(range(len(self.names)))
             return inputs[0] if whole else op.Gather(inputs[0], np.array(places), axis=1)
         return inputs[places[0]] if len(places) == 1 else op.Concat(*(inputs[i] for i in places), axis=1)
+
+    def _taken_with_times(self, op: GraphBuilder, places: tuple[int, ...]) -> ir.Value:
+        inputs, width = op.graph.inputs, len(self.names)
+        parts = [inputs[i] for i in places if i < width]
+        for number, own in enumerate(self.calendars):
+            first = width + number * len(PARTS)
+            chosen = [i - first for i in places if first <= i < first + len(PARTS)]
+            if chosen:
+                made = own.emit(op, inputs[own.place])
+                parts.append(made if len(chosen) == len(PARTS) else op.Gather(made, np.array(chosen), axis=1))
+        return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1)
 
 
 _open_graphs: Cache[PredictionGraph] = Cache(64, 2**24, lambda graph: len(graph.content) + 2**10)
@@ -303,12 +336,27 @@ def _numeric_categories(place: int, name: str, exact: np.ndarray) -> Categories:
 
 def _as_numbers(name: str, column: np.ndarray) -> np.ndarray:
     """Return a column as float64, with NaN for missing values."""
+    if column.dtype == np.int64:
+        raise ValueError(f"Column {name!r} of X holds times, and it was numeric when the estimator was fitted.")
     if column.dtype != object:
         return column
     if text := [value for value in column.tolist() if isinstance(value, str | bytes)]:
         raise ValueError(f"could not convert string to float: {text[0]!r} in column {name!r} of X, which was numeric "
                          f"when the estimator was fitted.")  # fmt: skip
     return np.array([np.nan if value is None else float(value) for value in column.tolist()])
+
+
+def _as_times(name: str, column: np.ndarray) -> np.ndarray:
+    """Return a column as nanoseconds; one without a value is missing in all rows."""
+    if column.dtype == np.int64:
+        return column
+    values = column[~np.isnan(column)] if column.dtype == np.float64 else [one for one in column if one is not None]
+    if len(values):
+        raise ValueError(
+            f"Column {name!r} of X held times when the estimator was fitted, and holds "
+            f"{np.array(values[:1]).tolist()[0]!r} now."
+        )
+    return np.full(len(column), MISSING)
 
 
 # Statistics of a table that is read in blocks.
@@ -344,6 +392,11 @@ class ColumnStatistics:
     def update(self, name: str, column: np.ndarray, *, categorical: bool) -> None:
         """Add the values of a block; ``name`` is that of the column."""
         kind = "coded" if categorical else "number"
+        if column.dtype == np.int64:
+            raise TypeError(
+                f"Column {name!r} of X holds times, which tables of more than buffer_rows rows do not take: give "
+                f"numbers made of them, such as days since a date, or a larger RowBlocks(buffer_rows=...)."
+            )
         if column.dtype == object:
             kinds = set(map(type, column.tolist())) - {type(None)}
             if any(issubclass(one, str | bytes) for one in kinds):

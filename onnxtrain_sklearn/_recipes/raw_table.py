@@ -1,6 +1,7 @@
 """Raw tables: decide whether each cell of a data frame or an array is a number, a category or a missing value.
 
-``read_table`` is the only reader: ``fit`` and ``predict`` call it. Numbers become float64 with NaN for missing ones.
+``read_table`` is the only reader: ``fit`` and ``predict`` call it. Numbers become float64 with NaN for missing ones,
+times int64 (``times``).
 Text, truth values and categories of pandas that are not numbers stay objects, with None for missing ones.
 ``categorical_columns`` decides which columns are categories; ``preprocessing`` gives the categories their codes.
 """
@@ -23,6 +24,7 @@ from .._data.columns import as_frame, require_no_times, warn_of_rounding, warn_o
 from .._data.inputs import is_frame, warn_of_texts
 from .._data.targets import is_missing
 from .._utils.typing import MatrixLike
+from .times import holds_times, nanoseconds_of, nanoseconds_of_objects
 
 CategoricalFeatures: TypeAlias = "str | Sequence[str] | Sequence[int] | Sequence[bool] | None"
 """Which columns are categorical: "from_dtype", names, indices, a mask, or None for no column."""
@@ -37,7 +39,8 @@ class RawTable:
     names : tuple of str
         The names of a data frame's columns, unless they are empty; else ``x0``, ``x1``, ...
     columns : tuple of ndarray
-        A column is float64 with NaN for missing numbers, or of objects with None for missing values.
+        A column is float64 with NaN for missing numbers, int64 for times (``times``), or of objects with None for
+        missing values.
     declared : tuple of bool
         Whether the type of a column declares categories (pandas); they may be numbers, texts or booleans.
     """
@@ -116,8 +119,10 @@ def _from_series(name: str, series: Any, warned: set[str]) -> np.ndarray:
     if kind in "iufb":
         given = series.to_numpy(dtype=np.float64, na_value=np.nan) if hasattr(series, "iloc") else np.asarray(series)
         return _finite(name, np.asarray(given, np.float64))
-    if kind in "mMc":
-        what, such = ("complex numbers", "their real parts") if kind == "c" else ("times", "days since a date")
+    if holds_times(series):
+        return nanoseconds_of(name, series)
+    if kind in "mc":
+        what, such = ("complex numbers", "their real parts") if kind == "c" else ("durations", "seconds")
         raise TypeError(
             f"Column {name!r} of X holds {what} ({series.dtype}); give numbers made of them, such as {such}."
         )
@@ -134,6 +139,8 @@ def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
         return values
     listed = [value if type(value) is str or not is_missing(value) else None for value in listed]
     kinds = set(map(type, listed)) - {type(None)}
+    if kinds and all(issubclass(kind, datetime.date) for kind in kinds):
+        return nanoseconds_of_objects(name, listed)
     if refused := next((kind for kind in kinds if not issubclass(kind, str | bytes | Real | decimal.Decimal)), None):
         raise TypeError(
             f"argument must be a string or a real number: column {name!r} of X holds a {refused.__name__}. "
@@ -147,7 +154,7 @@ def _numbers_or_objects(name: str, values: np.ndarray) -> np.ndarray:
 def _instead(kind: type) -> str:
     """Return the remedy for cells of a type that is neither text nor number."""
     if issubclass(kind, datetime.date | datetime.time) or kind.__name__ == "Period":
-        return "Give numbers made of them, such as days since a date."
+        return "Give a column of dates alone, or numbers made of them, such as hours."
     if issubclass(kind, datetime.timedelta):
         return "Convert the column to numbers."
     return "Convert the column to text, by .astype(str) for example, if its values are categories."
@@ -174,6 +181,11 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
         return table.is_categorical
     places = _chosen_indices(table, [] if chosen is None else list(chosen))
     for i, (name, column) in enumerate(zip(table.names, table.columns, strict=True)):
+        if column.dtype == np.int64 and i in places:
+            raise ValueError(
+                f"categorical_features names column {name!r} of X, which holds times: leave it out, or convert the "
+                f"column to text."
+            )
         if column.dtype == object and i not in places:
             raise ValueError(f"could not convert string to float: column {name!r} of X holds text and is not listed in "
                              f"categorical_features.")  # fmt: skip
@@ -183,9 +195,9 @@ def categorical_columns(table: RawTable, chosen: CategoricalFeatures) -> tuple[b
 def warn_of_columns(table: RawTable, chosen: CategoricalFeatures) -> None:
     """Warn of numbers that are equal in float32 and, unless the user named them, texts that are hardly categories."""
     for name, column, declared in zip(table.names, table.columns, table.declared, strict=True):
-        if column.dtype != object:
+        if column.dtype == np.float64:
             warn_of_steps(column, np.dtype(np.float32), f"Column {name!r} of X")
-        elif isinstance(chosen, str):
+        elif column.dtype == object and isinstance(chosen, str):
             texts = (value for value in column.tolist() if isinstance(value, str))
             warn_of_texts(name, texts, len(table), has_codes=declared)
 

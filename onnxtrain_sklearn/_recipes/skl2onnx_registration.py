@@ -119,18 +119,20 @@ def _read_columns(op: GraphBuilder, variables: list[Variable], estimator: Any) -
     graph, names = op.graph, estimator._inputs.names
     given = [ir.val(op.name("input"), _type_of(one, estimator), ("N", None)) for one in variables]
     columns = [list(one.type.shape or [])[1:] for one in variables]
-    if estimator._inputs.takes_text:
+    if estimator._inputs.takes_columns:
         wanted = [value.dtype for value in graph.inputs]
-        texts = [value.dtype is ir.DataType.STRING for value in given]
+        kinds_given = [_KINDS.get(value.dtype, "a number") for value in given]
         fits = len(given) == len(wanted) and all(size == [1] for size in columns)
-        if not fits or texts != [dtype is ir.DataType.STRING for dtype in wanted]:
-            kinds = ", ".join(
-                f"{column!r} {'text' if dtype is ir.DataType.STRING else 'a number'}"
-                for column, dtype in zip(names, wanted, strict=True)
-            )
+        kinds_wanted = [_KINDS.get(dtype, "a number") for dtype in wanted]
+        agree = all(
+            one == other or (one, other) == ("times in int64", "a number")
+            for one, other in zip(kinds_given, kinds_wanted, strict=False)
+        )
+        if not fits or not agree:
+            kinds = ", ".join(f"{column!r} {kind}" for column, kind in zip(names, kinds_wanted, strict=True))
             raise ModelError(
-                f"{type(estimator).__name__} was trained on a table with text: declare an initial type of shape "
-                f"[None, 1] for each column ({kinds}), and put it first in a pipeline; got "
+                f"{type(estimator).__name__} was trained on a table with text or times: declare an initial type of "
+                f"shape [None, 1] for each column ({kinds}), and put it first in a pipeline; got "
                 f"{[(one.raw_name, one.type.shape) for one in variables]}. Or take its own to_onnx()."
             )
         for own, value in zip(list(graph.inputs), given, strict=True):
@@ -146,6 +148,9 @@ def _read_columns(op: GraphBuilder, variables: list[Variable], estimator: Any) -
     parts = [value if value.dtype == own.dtype else op.Cast(value, to=own.dtype) for value in given]
     replace_input(graph, own, given[0], parts[0] if len(parts) == 1 else op.Concat(*parts, axis=1))
     graph.inputs[:] = given
+
+
+_KINDS: dict[ir.DataType | None, str] = {ir.DataType.STRING: "text", ir.DataType.INT64: "times in int64"}
 
 
 def _type_of(variable: Variable, estimator: Any) -> ir.DataType:

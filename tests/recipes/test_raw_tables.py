@@ -100,20 +100,20 @@ def test_categorical_features_that_do_not_fit(chosen, message):
 @pytest.mark.parametrize(
     ("X", "error", "message"),
     [
-        (pd.DataFrame({"a": pd.to_datetime(["2020-01-01"])}), TypeError, "holds times"),
+        (pd.DataFrame({"a": pd.to_timedelta([1])}), TypeError, "holds durations"),
         (pd.DataFrame({"a": [1j]}), TypeError, "complex"),
         (np.array([[1j]]), ValueError, "Complex data not supported"),
         (pd.DataFrame({"a": [{}]}), TypeError, "argument must be a string or a real number: column 'a' of X holds a d"),
         (pd.DataFrame({"a": [[1, 2], [3, 4]]}), TypeError, "holds a list"),
         (
-            pd.DataFrame({"a": [datetime.date(2024, 1, 1)]}),
+            pd.DataFrame({"a": [datetime.date(2024, 1, 1), 1.0]}),
             TypeError,
-            "holds a date. Give numbers .* days since a date",
+            "holds a date. Give a column of dates alone",
         ),
         (
             pd.DataFrame({"a": pd.period_range("2024", periods=1)}),
             TypeError,
-            "holds a Period. Give numbers made of them",
+            "holds a Period. Give a column of dates alone",
         ),
         (
             pd.DataFrame({"a": pd.cut([1.0, 2.0], 2)}),
