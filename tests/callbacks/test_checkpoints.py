@@ -355,7 +355,7 @@ def test_a_fit_that_is_killed_goes_on_to_the_same_bits(kills, tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.exhaustive)])
-@pytest.mark.long
+@pytest.mark.slow
 def test_killed_fit_without_random_state_resumes_its_seed(kills, tmp_path):
     moments, count = np.random.default_rng(kills), 0
     for run in range(10 * kills):

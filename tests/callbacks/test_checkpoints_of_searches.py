@@ -20,6 +20,7 @@ from onnxtrain_sklearn.callbacks import Checkpoint, EarlyStopping, WeightAveragi
 from tests.helpers.callbacks import net, without_seconds
 from tests.helpers.checkpoints import drawn_seed, same
 from tests.helpers.data import blobs, line
+from tests.helpers.selection import one_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -152,6 +153,7 @@ def test_regressor_search_resumes(tmp_path):
     assert len(without_seconds(estimator.history_)) == len(curve)
 
 
+@one_case
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

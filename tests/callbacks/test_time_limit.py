@@ -105,6 +105,7 @@ def recipe(**parameters):
     return RealMLPRegressor("td-s", max_iter=3, batch_size=16, n_ensembles=3, random_state=0, **parameters)
 
 
+@pytest.mark.long
 def test_a_recipe_out_of_time_has_one_network():
     with pytest.warns(UserWarning, match=r"time_limit=1e-09 ended the fit after 1 of 3 networks"):
         fitted = recipe(time_limit=1e-9).fit(X, Y)

@@ -25,6 +25,7 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("table", "target"), [("iris", "species"), ("patients", "target")])
 def test_scores_are_those_of_the_predictions(table, target, folder, tmp_path, capsys):
     paths = [folder / f"{table}-{name}.onnx" for name in ("bad", "good")]

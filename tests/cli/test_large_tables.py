@@ -271,10 +271,11 @@ def train(capsys, data, target, folder, *options):
 
 
 @pytest.mark.usefixtures("large_from_800_rows")
+@pytest.mark.thinned(by=lambda target, **others: target)
 @pytest.mark.parametrize(
     ("kind", "target", "drop"),
     [
-        ("a.parquet", "state", "late"),
+        ("a.parquet", "late", "state"),
         ("a.csv", "late", "state"),
         ("a.csv.gz", "state", "late"),
         ("a.csv.xz", "late", "state"),

@@ -17,6 +17,7 @@ from onnxtrain_sklearn._cli.console import Command, Outcome, parsed_settings
 from onnxtrain_sklearn._ort.packages import installed_distributions
 from tests.cli.tables import program_json, write_iris
 from tests.helpers.processes import run_in_new_process
+from tests.helpers.selection import one_case
 
 ROOT = Path(__file__).parents[2]
 
@@ -232,6 +233,7 @@ def test_settings_are_literals_or_text():
     assert parsed_settings(given) == expected
 
 
+@one_case
 @pytest.mark.parametrize("model", ["linear", "realmlp"])
 def test_texts_that_identify_rows_are_warned_of(tmp_path, capsys, model):
     frame = pd.DataFrame({"name": [f"row {i}" for i in range(120)], "x": np.arange(120) / 7.0, "y": [0, 1] * 60})

@@ -99,6 +99,7 @@ def test_report_of_two_classes(ending, rare, capsys):
     assert (share * count).sum() == pytest.approx(positive.sum(), rel=5e-3)
 
 
+@pytest.mark.long
 def test_other_models_are_those_of_scikit_learn(rare, capsys):
     _, before, test = rare
     told, chance, positive = train_rare(capsys, rare, "--report", rare[0] / "again.html")
@@ -128,6 +129,7 @@ def test_verdict_counts_differences_within_chance_as_none():
     assert verdict(own, {}, "regression") == "There is no other model to compare with."
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("writer", "target", "models"), [
     (write_iris, "species", {"HistGradientBoosting", "LogisticRegression"}),
     (write_patients, "target", {"HistGradientBoosting", "Ridge"}),

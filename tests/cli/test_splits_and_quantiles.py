@@ -18,6 +18,7 @@ import pytest
 
 from onnxtrain_sklearn._cli import rows
 from tests.cli.tables import program_json, read_back, write_iris
+from tests.helpers.selection import one_case
 
 ROWS = 240
 
@@ -179,6 +180,7 @@ def test_a_file_with_texts_is_trained_further(tmp_path, capsys):
 # The program as a process.
 
 
+@one_case
 @pytest.mark.skipif(os.name != "posix", reason="SIGINT to another process")
 @pytest.mark.parametrize("model", ["mlp", "realmlp"])
 @pytest.mark.long

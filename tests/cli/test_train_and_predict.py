@@ -22,6 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from onnxtrain_sklearn import OrtGradientClassifier
 from tests.cli.tables import FAST, program_json, read_back, write_iris, write_patients
 from tests.helpers.command import interrupt_epoch, main, refuse_whole_pipelines, shift_file_predictions
+from tests.helpers.selection import one_case
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,7 @@ def test_columns_are_found_by_name(folder, tmp_path, capsys):
     assert "lacks the column 'sepal width (cm)'" in told["error"]["message"]
 
 
+@one_case
 @pytest.mark.parametrize("model", ["linear", "realmlp"])
 def test_text_and_missing_values_go_into_the_file(folder, tmp_path, capsys, model):
     file, report = tmp_path / "m.onnx", tmp_path / "m.md"
@@ -245,6 +247,7 @@ def test_odd_tables_of_the_default_model(tmp_path, capsys):
     assert "there is no column besides the target 'y'" in told["none"]
 
 
+@one_case
 @pytest.mark.parametrize("model", ["realmlp", "mlp"])
 @pytest.mark.parametrize("missing", ["train", "predict", "both"])
 @pytest.mark.long

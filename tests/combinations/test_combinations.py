@@ -15,10 +15,12 @@ from tests.combinations.draws import drawn
 from tests.combinations.run_case import FAMILIES, outcome_of, relation_holds
 from tests.combinations.wide_draws import wide_drawn
 from tests.helpers.environment import available_engines
+from tests.helpers.selection import one_case
 
 engines = pytest.mark.parametrize("engine", available_engines())
 
 
+@one_case
 @engines
 @pytest.mark.thinned(by=lambda number, engine: {(engine, number < 2)})
 @pytest.mark.parametrize("number", range(6))

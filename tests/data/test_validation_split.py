@@ -113,6 +113,7 @@ def test_validation_rows_of_a_recipe_are_weighted_and_scored():
         clone(fitted).fit(X, LABELS, X_val=X)
 
 
+@pytest.mark.long
 def test_members_of_an_ensemble_take_the_last_splits_in_turn():
     splitter = GroupKFold(3)
     folds = [held for _, held in splitter.split(X, Y, GROUPS)][::-1]

@@ -177,6 +177,7 @@ def upsampling_net(channels=6, seed=0):
     return proto
 
 
+@pytest.mark.long
 def test_a_net_that_upsamples_learns_to_sharpen_digits():
     images = load_digits().images[:600, None].astype(np.float32) / 16
     small = images.reshape(-1, 1, 4, 2, 4, 2).mean(axis=(3, 5))

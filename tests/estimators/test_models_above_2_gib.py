@@ -189,6 +189,7 @@ def test_fitted_models_notice_changed_weights(path, change):
     assert_array_equal(found.predict_proba(X), expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole", [False, True], ids=["in place", "another file"])
 def test_new_estimators_train_rewritten_weights(path, whole):
     """Each estimator predicts with the file that it was fitted to, or refuses; a new one is as one of a new process."""

@@ -128,6 +128,7 @@ def test_constant_output_is_predicted_as_its_number(constant):
     assert_array_equal(net.predict(X)[:, 1], np.full(N, constant, np.float32))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", [RealMLPRegressor("td-s", n_ensembles=8), TabMRegressor()])
 def test_rows_held_out_may_lack_an_output(recipe):
     y = WHOLE.copy()
@@ -217,6 +218,7 @@ def test_loss_without_each_output_in_turn_has_the_mean_of_the_whole(loss, engine
     assert max(parts) > min(parts) + 1e-3
 
 
+@pytest.mark.long
 def test_old_rows_without_some_numbers_count_in_fine_tuning():
     rng = np.random.default_rng(3)
     rows, weights = rng.normal(size=(300, 3)), rng.normal(size=(3, 2))

@@ -32,6 +32,7 @@ from onnxtrain_sklearn.losses import Quantile
 from tests.helpers.environment import OWN_MEMORY, available_engines, each_engine
 from tests.helpers.graphs import model
 from tests.helpers.observed import nothing_left_open, prepare_on_sample, trained_on_device
+from tests.helpers.selection import one_case
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -143,6 +144,7 @@ def test_targets_of_a_stream_are_scaled_by_the_statistics_of_all_rows(tmp_path):
     assert clipped.predict(1e4 * frame).max() == np.float32(y.max())
 
 
+@pytest.mark.long
 def test_balanced_weights_of_a_stream_are_those_of_all_rows(tmp_path):
     X, y = labels(weights=[0.7, 0.2, 0.1])
     order = np.argsort(y, kind="stable")
@@ -152,6 +154,7 @@ def test_balanced_weights_of_a_stream_are_those_of_all_rows(tmp_path):
     assert same_bits(classifier(class_weight="balanced").fit(RowBlocks(path, "y", buffer_rows=200)), expected)
 
 
+@one_case
 @pytest.mark.parametrize("engine", available_engines())
 @pytest.mark.parametrize("kind", ["indicators", "texts"])
 @pytest.mark.long
@@ -277,6 +280,7 @@ def test_ignored_labels_of_a_target_in_a_list_train_as_those_of_one_name(tmp_pat
     assert same_bits(*fits)
 
 
+@pytest.mark.long
 def test_early_stopping_holds_out_no_block_without_weight(tmp_path):
     X, y = numbers()
     weights = np.where(np.arange(len(y)) < 150, 1.0, 0.0)  # six of 24 blocks
@@ -375,6 +379,7 @@ def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(tmp_path):
     assert same_bits(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["number", "gap", "text", "none"])
 def test_checkpoint_keeps_a_seed_for_each_of_tables_that_look_alike(change, tmp_path):
     """The seed belongs to all values of a table, where its printed form shows a few."""
@@ -409,6 +414,7 @@ def test_checkpoint_keeps_a_seed_for_each_of_tables_that_look_alike(change, tmp_
     assert len(list(tmp_path.glob("seed-*"))) == (1 if change == "none" else 2)
 
 
+@pytest.mark.long
 def test_device_with_memory_of_its_own_trains_on_a_stream(monkeypatch, tmp_path):
     path = write(tmp_path / "table.parquet", *labels())
     rows = RowBlocks(path, "y", buffer_rows=200, prefetch=1)
@@ -421,6 +427,8 @@ def test_device_with_memory_of_its_own_trains_on_a_stream(monkeypatch, tmp_path)
     assert found.t_ == expected.t_
 
 
+@pytest.mark.long
+@one_case
 @pytest.mark.parametrize("weighted", [False, True])
 def test_checkpoint_within_an_epoch_of_a_stream_goes_on_to_the_same_bits(weighted, tmp_path):
     X, y = labels()
@@ -471,7 +479,7 @@ net.fit(RowBlocks(sys.argv[1], "y", buffer_rows=200, prefetch=1))
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
-@pytest.mark.long
+@pytest.mark.slow
 def test_fit_to_a_stream_that_is_killed_goes_on_to_the_same_bits(tmp_path):
     path = write(tmp_path / "table.parquet", *labels())
     for step in (7, 26):
@@ -700,6 +708,7 @@ def test_frame_with_a_column_named_block_is_no_source():
     assert len(classifier().fit(frame, labels()[1]).predict(frame)) == len(frame)
 
 
+@pytest.mark.long
 def test_early_stopping_keeps_the_least_loss_of_a_quantile(tmp_path):
     X, y = numbers()
     path = write(tmp_path / "table.parquet", X[:450], y[:450])

@@ -318,7 +318,7 @@ def test_r2_of_maps_is_that_of_arrays():
 # Memory, files and threads.
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_predictions_of_a_large_table_need_few_blocks_of_memory(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(1_500_000, 6)), columns=NAMES)

@@ -339,7 +339,7 @@ PREPARED = textwrap.dedent("""
 """)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_prepare_the_same_bytes_of_the_graph(tmp_path):
     np.savez(tmp_path / "data.npz", X=X, y=LABELS)
     engines = [*available_engines(), *(["compiled"] if can_compile() else [])]

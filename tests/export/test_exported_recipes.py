@@ -18,6 +18,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.recipes import export_network, untrained
+from tests.helpers.selection import one_case
 from tests.helpers.training import quietly
 from tests.helpers.training_graphs import VALIDATOR, Folder
 
@@ -79,6 +80,8 @@ def test_recipes_are_trained_as_their_networks_are(case, columns, tmp_path):
         np.testing.assert_allclose(training.predict(given), network.predict(matrix), rtol=1e-4, atol=5e-5 * y.max())
 
 
+@pytest.mark.long
+@one_case
 @pytest.mark.parametrize(("case", "columns"), [("balanced", "texts"), ("RealMLP, simple", "numbers")])
 def test_several_networks_are_trained_each_as_alone(case, columns, tmp_path):
     """Each from its own initial weights, by the schedules of the recipe; what they predict is averaged."""
@@ -130,6 +133,7 @@ def random_numbers(folder: Folder, seed: int) -> list[dict]:
     return [{name: rng.random(shape, np.float32) for name, shape in shapes.items()} for _ in range(steps)]
 
 
+@one_case
 @pytest.mark.parametrize("form", ["step", "epoch"])
 @pytest.mark.parametrize("case", ["RealMLP", "RealMLP, bins", "TabM"])
 @pytest.mark.long

@@ -172,6 +172,7 @@ def test_unsupported_table_exports_are_refused(tmp_path):
         other.export_training(tmp_path / "other")
 
 
+@pytest.mark.long
 def test_columns_and_values_with_names_of_the_training_graphs(tmp_path):
     """Columns keep their names; values within the graph get other ones, so that its state comes back."""
     X = table().rename(columns={"age": "y", "pay": "sample_weight", "city": "learning_rate"})

@@ -24,6 +24,7 @@ from onnxtrain_sklearn.callbacks import Checkpoint
 from onnxtrain_sklearn.classic.artifacts import read_checkpoint
 from onnxtrain_sklearn.exceptions import ModelError, RuntimeNotFoundError
 from tests.helpers.hostile import net as given_net
+from tests.helpers.selection import one_case
 from tests.helpers.training import quietly
 
 rng = np.random.default_rng(0)
@@ -268,6 +269,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@one_case
 @pytest.mark.thinned(by=lambda part: str(part % 2))
 @pytest.mark.parametrize("part", range(12))
 @pytest.mark.long

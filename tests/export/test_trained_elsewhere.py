@@ -25,6 +25,7 @@ from onnxtrain_sklearn import (
     load_training,
 )
 from onnxtrain_sklearn.exceptions import ModelError
+from tests.helpers.selection import one_case
 from tests.helpers.step_options import configured
 from tests.helpers.tensors import safetensors
 from tests.helpers.training import quietly
@@ -72,6 +73,7 @@ def test_statistics_of_minibatches_and_dropout_go_on(tmp_path):
     assert not folder.manifest["padding"]
 
 
+@one_case
 @pytest.mark.parametrize(("count", "weighted"), [(2, False), (3, True)])
 @pytest.mark.long
 def test_accumulated_minibatches_have_own_statistics(count, weighted, tmp_path):
@@ -110,6 +112,7 @@ def test_accumulated_minibatches_have_own_masks(rows, tmp_path):
     assert "minibatches" not in load_training(tmp_path / "odd").partial_fit(X, y).manifest["random"]
 
 
+@pytest.mark.long
 def test_accumulated_statistics_need_whole_minibatches(tmp_path):
     X, y = np.random.default_rng(0).normal(size=(48, 1, 8, 8)).astype(np.float32), np.arange(48) % 10
     settings = SETTINGS | {"batch_size": 8, "optimizer": SGD(accumulate=3)}

@@ -104,6 +104,7 @@ def test_default_beats_old_model_and_refit_on_few_rows(engine):
     assert tuned.loss_curve_[1] < tuned.loss_curve_[0]
 
 
+@pytest.mark.long
 def test_transformers_keep_their_numbers_unless_asked_for():
     old = make_pipeline(StandardScaler(), PCA(4), Ridge()).fit(X[OLD], Y[OLD])
     before = OrtGradientRegressor(old, learning_rate_init=0.0, max_iter=1).fit(X[NEW], Y[NEW]).weights_
@@ -250,7 +251,7 @@ TRIPLED = slice(400, 440), slice(440, None)
 
 @each_engine
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("inner", [Ridge(), GradientBoostingRegressor(n_estimators=20, random_state=0)], ids=repr)
+@pytest.mark.parametrize("inner", [Ridge(), GradientBoostingRegressor(n_estimators=5, random_state=0)], ids=repr)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_transformed_targets_are_recalibrated_before_the_inverse(transform, inner, engine):
     old = TransformedTargetRegressor(inner, **transform).fit(AMOUNTS_X[:400], AMOUNTS[:400])

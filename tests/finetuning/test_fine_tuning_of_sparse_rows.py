@@ -77,6 +77,7 @@ def test_the_search_never_makes_them_dense(scaler, monkeypatch):
     assert len(found.fine_tuning_["candidate"]) > 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scaler", SCALERS)
 def test_the_losses_are_those_of_dense_rows(scaler):
     model = fitted(scaler)  # folds differ, as the order of the rows does, but these candidates are the same in all
@@ -90,6 +91,7 @@ def _losses(found):
     return [record["loss"][starts & (record["candidate"] == name)].item() for name in ("old", "damped")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", [Normalizer(), FunctionTransformer()])
 def test_other_steps_are_not_taken_for_scalers(first, seen):
     model = make_pipeline(first, StandardScaler(with_mean=False), LogisticRegression()).fit(X[OLD], LABEL[OLD])

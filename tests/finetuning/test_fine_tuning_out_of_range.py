@@ -124,6 +124,7 @@ def test_columns_within_range_give_no_damped_candidate():
     assert not any(name.startswith("damped") for name in found.fine_tuning_["candidate"])
 
 
+@pytest.mark.long
 def test_old_rows_are_searched_from_the_damped_weights():
     found = OrtGradientClassifier(fitted(NETWORK), random_state=0)
     found.fit(X[NEW], LABEL[NEW], X_old=X[OLD], y_old=LABEL[OLD])

@@ -63,6 +63,7 @@ def test_old_rows_count_as_a_multiple_of_the_new_ones(engine, old_weight):
     assert_allclose(own["score"][own["candidate"] == "old rows"], score, atol=5e-3)
 
 
+@pytest.mark.long
 def test_the_weight_of_the_old_rows_is_chosen_by_cross_validation():
     losses = {key: loss for key, (loss, _) in table(regressor().fit(X[NEW], Y[NEW], **WITH_OLD)).items()}
     tried = [strength for name, strength in losses if name == "old rows"]

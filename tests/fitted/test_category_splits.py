@@ -63,6 +63,7 @@ def regressor(X=FRAME, y=NUMBER, **parameters):
 
 
 class TestTables:
+    @pytest.mark.long
     def test_starts_trains_and_goes_back(self):
         model = regressor()
         assert splits_by_category(model) > 10

@@ -58,6 +58,8 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(600, 3)).astype(np.float32)
 NUMBER = np.exp(X[:, 0] / 2 + 0.4 * RNG.normal(size=600))
 OLD, NEW = slice(0, 400), slice(400, None)
+SHORT = FineTuner(anchor=1.0, cv=2, max_iter=1)
+"""A search of few steps: what is compared is the loss that it starts from."""
 
 
 def huber(y, p, delta):
@@ -140,15 +142,16 @@ def step_of(model):
 def test_the_loss_of_a_regressor_is_taken_over(model, measure, engine):
     old = model.fit(X[OLD], NUMBER[OLD])
     last = getattr(old, "regressor_", None) is None and getattr(old, "best_estimator_", old)
-    tuned = OrtGradientRegressor(old, engine=engine, random_state=0).fit(X[NEW], NUMBER[NEW])
+    tuned = OrtGradientRegressor(old, finetune=SHORT, engine=engine, random_state=0).fit(X[NEW], NUMBER[NEW])
     expected = measure(last or old)(NUMBER[NEW], old.predict(X[NEW]))
     assert_allclose(tuned.loss_curve_[0], expected, rtol=2e-4)
-    other = OrtGradientRegressor(old, loss=SquaredError(), engine=engine, random_state=0)
+    other = OrtGradientRegressor(old, loss=SquaredError(), finetune=SHORT, engine=engine, random_state=0)
     if not isinstance(old, TweedieRegressor):
         other.fit(X[NEW], NUMBER[NEW])
         assert_allclose(other.loss_curve_[0], mean_squared_error(NUMBER[NEW], old.predict(X[NEW])), rtol=2e-4)
 
 
+@pytest.mark.long
 def test_low_quantile_of_negated_targets_is_a_high_one_of_the_targets():
     old = TransformedTargetRegressor(LOW, func=np.negative, inverse_func=np.negative).fit(X[OLD], NUMBER[OLD])
     tuned = OrtGradientRegressor(old, random_state=0).fit(X[NEW], NUMBER[NEW])
@@ -229,11 +232,13 @@ CLASSIFIERS = {
 @pytest.mark.parametrize(("model", "weights", "measure"), CLASSIFIERS.values(), ids=CLASSIFIERS)
 def test_the_class_weights_of_a_classifier_are_taken_over(model, weights, measure, engine):
     old, y = model.fit(X[OLD], RARE[OLD]), RARE[NEW]
-    tuned = OrtGradientClassifier(old, engine=engine, random_state=0).fit(X[NEW], y)
+    tuned = OrtGradientClassifier(old, finetune=SHORT, engine=engine, random_state=0).fit(X[NEW], y)
     expected = measure(old, y, compute_sample_weight(weights, y))
     assert_allclose(tuned.loss_curve_[0], expected, rtol=5e-4)
     for given in ({}, {"usual": 3.0}):
-        other = OrtGradientClassifier(old, class_weight=given, engine=engine, random_state=0).fit(X[NEW], y)
+        other = OrtGradientClassifier(old, class_weight=given, finetune=SHORT, engine=engine, random_state=0).fit(
+            X[NEW], y
+        )
         assert_allclose(other.loss_curve_[0], measure(old, y, compute_sample_weight(given or None, y)), rtol=5e-4)
 
 
@@ -248,6 +253,7 @@ def test_plain_training_goes_on_with_the_class_weights(engine):
     assert_allclose(net.loss_, expected, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_rare_class_is_still_found_after_fine_tuning():
     recalls = []
     for weight in (None, {}):
@@ -274,6 +280,7 @@ LOST = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", LOST.values(), ids=LOST)
 def test_weights_that_cannot_be_taken_over_are_named(model, recwarn):
     old = model.fit(X[OLD], RARE[OLD])
@@ -287,6 +294,7 @@ def test_weights_that_cannot_be_taken_over_are_named(model, recwarn):
     assert not [one for one in recwarn if "class weights" in str(one.message)]
 
 
+@pytest.mark.long
 def test_weights_of_single_labels_are_named():
     Y = np.column_stack([RARE == "rare", X[:, 1] > 0]).astype(int)
     old = MultiOutputClassifier(LogisticRegression(class_weight="balanced")).fit(X[OLD], Y[OLD])

@@ -28,6 +28,7 @@ from onnxtrain_sklearn.losses import Loss, Target
 from onnxtrain_sklearn.models import TabM
 from onnxtrain_sklearn.optimizers import Adam
 from tests.helpers.environment import each_engine
+from tests.helpers.selection import one_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 RNG = np.random.default_rng(0)
@@ -290,6 +291,8 @@ def test_what_takes_no_declared_targets_says_so(tmp_path):
         OrtGradientRegressor(Linear(), loss="info_nce").fit(blocks)
 
 
+@pytest.mark.long
+@one_case
 @each_engine
 @pytest.mark.parametrize("loss", ["cox", "triplet"])
 def test_tables_in_blocks_train_as_arrays(loss, engine, tmp_path):

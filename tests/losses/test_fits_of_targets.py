@@ -94,6 +94,7 @@ def decoded(scores, lengths):
     return [[int(c) for c, before in zip(row, [0, *row[:-1]], strict=True) if c and c != before] for row in best]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["portable", "auto"])
 def test_ctc_learns_to_read_sequences_without_alignments(engine):
     rng = np.random.default_rng(0)

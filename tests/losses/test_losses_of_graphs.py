@@ -24,6 +24,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn.exceptions import InvalidParameterError, ModelError
 from tests.helpers.environment import each_engine
+from tests.helpers.selection import one_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -228,6 +229,8 @@ def test_frames_and_axes_of_rows():
     assert np.isfinite(cross_val_score(plain, X, frame, cv=3, error_score="raise")).all()
 
 
+@pytest.mark.long
+@one_case
 @each_engine
 @pytest.mark.parametrize("end", ENDS)
 def test_tables_in_blocks_train_as_arrays(end, engine, tmp_path):

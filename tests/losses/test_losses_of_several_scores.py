@@ -28,6 +28,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn.graph import GraphBuilder
 from onnxtrain_sklearn.losses import LOSSES, GaussianNLL, LaplaceNLL, LogLoss, Quantiles
 from tests.helpers.environment import each_engine
+from tests.helpers.selection import one_case
 from tests.helpers.training_graphs import SETTINGS, goes_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -284,6 +285,7 @@ def test_training_graphs_go_on_as_the_estimator(name, tmp_path):
     goes_on(kind(MLP((4,)), loss=name, **SETTINGS), X, STARS if classifies else 5e3 + 1e2 * X[:, 0], tmp_path)
 
 
+@one_case
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["gaussian_nll", "ordinal"])
 def test_tables_read_in_blocks_train_as_rows_in_memory(name, tmp_path):

@@ -249,6 +249,7 @@ def test_gamma_loss_is_the_density_of_scipy():
     assert_allclose(net.loss_, np.mean(-density - np.log(Y)), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_intervals_cover_their_share_of_rows_that_are_held_out():
     X, y = load_diabetes(return_X_y=True)
     X, X_test, y, y_test = train_test_split(X, y, test_size=0.4, random_state=0)

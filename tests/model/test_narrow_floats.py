@@ -166,6 +166,7 @@ def test_a_weight_beyond_the_range_of_its_type_is_refused():
         fitted.to_onnx()
 
 
+@pytest.mark.long
 def test_a_convolutional_network_of_float16():
     run = np.load(DATA / "lenet.npz")
     wide = onnx.load(DATA / "lenet.onnx")
@@ -186,6 +187,7 @@ def test_a_convolutional_network_of_float16():
     assert np.mean(found[0] == b.predict(images)) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("body", "border"), CASES[:2], ids=["all", "inside"])
 def test_a_new_head_on_a_narrow_body(body, border, kind):

@@ -169,6 +169,7 @@ PATCHES = PHOTOS[:, :416, :640].reshape(2, 26, 16, 40, 16, 3).transpose(0, 1, 3,
 """Squares of two photos, in the bytes of their pixels."""
 
 
+@pytest.mark.long
 def test_images_of_bytes_are_scaled_by_channel():
     y = np.repeat(["temple", "flower"], len(PATCHES) // 2)
     net = OrtGradientClassifier(ConvNet(8), max_iter=8, random_state=0).fit(PATCHES[::2], y[::2])

@@ -16,6 +16,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn.losses import LogLoss
 from tests.helpers.environment import each_engine
 from tests.helpers.observed import nothing_left_open, predict_in_batches, prepare_on_sample
+from tests.helpers.selection import one_case
 from tests.helpers.several_outputs import KINDS, data, graph
 from tests.helpers.training import NEVER
 
@@ -96,6 +97,7 @@ def test_rows_that_fit_into_the_buffer_train_to_the_bits_of_arrays(columns, weig
     assert list(found.feature_names_in_) == FEATURES
 
 
+@pytest.mark.long
 def test_paths_with_columns_by_output_train_to_the_bits_of_arrays(tmp_path):
     path = write(tmp_path / "table.parquet")
     pq.write_table(pq.read_table(path).drop(["weight", "other weight"]), path)
@@ -103,6 +105,7 @@ def test_paths_with_columns_by_output_train_to_the_bits_of_arrays(tmp_path):
         assert_same_bits(net().fit(source, COLUMNS), net().fit(FRAME, Y))
 
 
+@one_case
 @pytest.mark.long
 @each_engine
 @pytest.mark.parametrize("columns", [None, "weight"])
@@ -170,6 +173,7 @@ def test_output_that_has_labels_in_one_block_alone_is_trained(monkeypatch, tmp_p
         np.testing.assert_allclose(found.weights_[name], array, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.long
 def test_class_of_the_last_block_alone_is_learned(monkeypatch, tmp_path):
     prepare_on_sample(monkeypatch, rows=40, blocks=2)
     labels = np.where(np.arange(400) < 385, np.where(Y["class"] == "c", "a", Y["class"]), "c")
@@ -202,6 +206,7 @@ def test_early_stopping_holds_out_whole_blocks(tmp_path):
     assert found.t_ == 4 * 300
 
 
+@one_case
 @pytest.mark.long
 @pytest.mark.parametrize("weights", [None, {"class": "weight", "count": "other weight"}])
 def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(weights, tmp_path):
@@ -219,6 +224,7 @@ def test_checkpoint_of_a_stream_goes_on_to_the_same_bits(weights, tmp_path):
     assert_same_bits(found, expected)
 
 
+@pytest.mark.long
 def test_state_of_a_stream_goes_on_to_the_same_bits(tmp_path):
     source = blocks(write(tmp_path / "table.parquet"))
     classes = {"class": ["a", "b", "c"], "labels": [[0, 1], [10, 11, 12]]}

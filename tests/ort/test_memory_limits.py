@@ -13,6 +13,7 @@ from onnxtrain_sklearn._ort.sessions import not_loaded, not_run
 from onnxtrain_sklearn._utils.errors import refusing
 from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
 from tests.helpers.hostile import X, net, y
+from tests.helpers.selection import one_case
 
 PROGRAM = """
 import resource, sys, warnings
@@ -30,6 +31,7 @@ except MemoryError as error:
 """
 
 
+@one_case
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and a limit of address space")
 @pytest.mark.parametrize(("megabytes", "lacking"), [(20, "the file"), (150, "a model with weights")])
 @pytest.mark.long

@@ -28,6 +28,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.command import main
+from tests.helpers.selection import one_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -71,6 +72,7 @@ def with_gaps(X):
     return X
 
 
+@pytest.mark.thinned(by=lambda X, **others: "text" if X is FRAME else "numbers")
 @pytest.mark.parametrize("X", [NUMBERS, FRAME], ids=["numbers", "text"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
 @pytest.mark.long
@@ -95,6 +97,8 @@ def test_files_of_recipes_start_from_their_predictions(recipe, X):
     assert_array_equal(third.predict(X), longer.predict(X))
 
 
+@pytest.mark.long
+@one_case
 @pytest.mark.parametrize("ensembles", [1, 2])
 def test_files_of_ensembles_and_unseen_categories(ensembles):
     proto = RealMLPClassifier(**REALMLP, n_ensembles=ensembles).fit(FRAME, LABELS).to_onnx()

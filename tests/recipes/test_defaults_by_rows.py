@@ -10,6 +10,7 @@ from sklearn.model_selection import train_test_split
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor
 from tests.helpers.recipes import held_out
+from tests.helpers.selection import one_case
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(2000, 3)).astype(np.float32)
@@ -27,6 +28,7 @@ def test_a_small_table_trains_five_networks_of_128_units_in_64_epochs():
     assert_array_equal(ours.predict(rows), explicit.predict(rows))
 
 
+@one_case
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [RealMLPClassifier, RealMLPRegressor])
 def test_rows_from_two_thousand_on_train_as_the_authors_do_but_for_probabilities(kind):
@@ -42,6 +44,7 @@ def test_rows_from_two_thousand_on_train_as_the_authors_do_but_for_probabilities
     assert len(auto.fit(X, y, sample_weight=weights).loss_curves_) == 5
 
 
+@pytest.mark.long
 def test_an_explicit_variant_has_smoothing_and_the_accuracy_of_its_authors():
     given, named = (
         RealMLPClassifier("td", hidden_layer_sizes=8, max_iter=9, random_state=0, **settings)
@@ -76,7 +79,7 @@ def test_the_least_loss_on_held_out_rows_chooses_the_epoch():
     assert found == pytest.approx(min(losses), rel=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_small_tables_have_better_probabilities_than_by_the_authors_settings():
     rows, y = load_iris(return_X_y=True)
     train, test, y_train, y_test = train_test_split(rows, y, train_size=100, stratify=y, random_state=0)
@@ -84,7 +87,7 @@ def test_small_tables_have_better_probabilities_than_by_the_authors_settings():
     assert log_loss(y_test, auto.predict_proba(test)) < log_loss(y_test, of_authors.predict_proba(test))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_small_tables_of_numbers_score_at_least_as_well_as_the_authors_settings():
     rows, y = load_diabetes(return_X_y=True)
     train, test, y_train, y_test = train_test_split(rows, y, train_size=300, random_state=0)

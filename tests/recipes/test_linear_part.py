@@ -64,6 +64,7 @@ def test_each_code_of_a_category_has_an_indicator(task, numbers, monkeypatch):
     assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [["color", "kind"], ["color", "size"]], ids=["texts alone", "with numbers"])
 @pytest.mark.parametrize("kind", [RealMLPClassifier, RealMLPRegressor])
 def test_tables_of_text_have_the_categories_in_their_linear_part(kind, columns, monkeypatch):
@@ -146,6 +147,7 @@ def test_the_graph_mixes_network_and_linear_model(case, n_ensembles, monkeypatch
             assert_array_equal(model.predict(X), model.classes_[expected.argmax(axis=1)])
 
 
+@pytest.mark.long
 def test_the_share_is_that_of_the_rows_each_network_holds_out(monkeypatch):
     asked = []
     monkeypatch.setattr(

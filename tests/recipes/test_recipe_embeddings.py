@@ -37,7 +37,7 @@ def test_the_embedding_is_the_one_named(variant, embedding, expected):
     assert embedded_by(fitted) == expected
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_piecewise_linear_functions_follow_steps():
     before, piecewise = (
         RealMLPRegressor(embedding=name, **SMALL).fit(X[:400], STEPS[:400]).score(X[400:], STEPS[400:])

@@ -20,6 +20,7 @@ from onnxtrain_sklearn.exceptions import DeviceError, OnnxTrainWarning
 from tests.helpers.gpu import gpu
 from tests.helpers.observed import forbid_sessions, wrap_passes
 from tests.helpers.recipes import folds, held_out, member, outputs_of
+from tests.helpers.selection import one_case
 from tests.helpers.sessions import evaluate
 
 SMALL = {"variant": "td-s", "hidden_layer_sizes": (16,), "max_iter": 12, "random_state": 0}
@@ -123,6 +124,7 @@ def test_the_epoch_that_validates_best_is_kept():
     assert last.validation_scores_ == [None]
 
 
+@one_case
 @pytest.mark.filterwarnings("ignore:Training has not converged")
 @pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
 def test_scoring_chooses_the_epoch(kind):
@@ -336,6 +338,7 @@ def test_sessions_are_made_once(monkeypatch):
     classifier.predict(X)
 
 
+@one_case
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
 @pytest.mark.long
@@ -351,6 +354,7 @@ def test_missing_text_is_no_category_of_any_member(kind):
         np.testing.assert_array_equal(ensemble.predict_proba(missing), ensemble.predict_proba(unseen))
 
 
+@one_case
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
 def test_column_of_few_booleans_is_numeric_in_every_member(kind):

@@ -22,6 +22,7 @@ from onnxtrain_sklearn import (
 )
 from tests.helpers.environment import each_engine
 from tests.helpers.observed import predict_in_batches, predict_in_chunks
+from tests.helpers.selection import one_case
 from tests.helpers.tuning import copy_into_blocks, limit_categories
 
 pa = pytest.importorskip("pyarrow")
@@ -121,6 +122,7 @@ FRAMES = {
 }
 
 
+@one_case
 @each_engine
 @each_recipe
 def test_recipe_on_a_file_that_fits_has_the_bits_of_arrays(name, engine, tmp_path):
@@ -167,6 +169,7 @@ def test_weights_and_fraction_of_a_table_that_fits_have_the_bits_of_arrays(tmp_p
 # Where it does not: what is learned before the first step.
 
 
+@one_case
 @each_recipe
 def test_preprocessing_is_learned_from_all_blocks(name, tmp_path):
     frame = table().assign(grade=lambda f: f["grade"].astype(str))
@@ -191,6 +194,7 @@ def test_preprocessing_is_learned_from_all_blocks(name, tmp_path):
         np.testing.assert_allclose(found.scaling.knots[:, 0], exact[:, 0], atol=5e-3)
 
 
+@pytest.mark.long
 def test_quantiles_of_many_rows_are_those_of_a_sketch(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"size": np.sort(rng.exponential(size=60_000)), "number": rng.normal(size=60_000)})
@@ -203,6 +207,8 @@ def test_quantiles_of_many_rows_are_those_of_a_sketch(tmp_path):
     np.testing.assert_allclose(1 / fitted._inputs.scaling.factor[0], high - low, rtol=5e-3)
 
 
+@pytest.mark.long
+@one_case
 @each_recipe
 def test_category_and_class_of_the_last_block_alone_are_learned(name, tmp_path):
     frame = table()
@@ -218,6 +224,7 @@ def test_category_and_class_of_the_last_block_alone_are_learned(name, tmp_path):
     assert not np.allclose(fitted.predict_proba(unseen), fitted.predict_proba(frame.loc[late, FEATURES]))
 
 
+@one_case
 @pytest.mark.long
 @each_recipe
 @pytest.mark.parametrize("setting", ["from_dtype", ["color", "new"]], ids=str)
@@ -246,6 +253,7 @@ def test_columns_of_one_file_without_values_have_the_type_of_other_files(tmp_pat
     assert [one.known for one in fitted._inputs.categories] == [("blue", "green", "red"), (0.0, 1.0)]
 
 
+@pytest.mark.long
 def test_rows_of_weight_zero_count_in_no_statistic(tmp_path):
     frame = table().astype({"grade": int}).assign(weight=1.0)
     frame.loc[::7, ["size", "price", "color", "weight"]] = [1e6, -1e6, "violet", 0.0]
@@ -281,6 +289,7 @@ def test_balanced_classes_weigh_as_those_of_all_rows(tmp_path):
 # Training.
 
 
+@one_case
 @pytest.mark.long
 @each_engine
 @each_recipe
@@ -299,6 +308,7 @@ def test_recipe_on_blocks_of_a_sorted_table_scores_as_on_arrays(make, target, na
     assert streamed.n_iter_ == len(streamed.loss_curves_[0]) == len(streamed.validation_scores_[0])
 
 
+@one_case
 @each_recipe
 @pytest.mark.long
 def test_a_seed_gives_the_same_bits_with_and_without_reading_ahead(name, tmp_path):
@@ -505,6 +515,7 @@ def test_columns_that_may_be_misread_are_warned_of_once(tmp_path):
     assert len(messages) == 2
 
 
+@pytest.mark.long
 def test_copies_of_sources_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "copies"))
     copy_into_blocks(monkeypatch, 8)
@@ -527,6 +538,7 @@ def numbers_of(reader):
     return np.stack([one.to_numpy() for one in reader.read_all().columns], axis=1).squeeze()
 
 
+@one_case
 @each_recipe
 def test_predictions_of_a_file_have_the_bits_of_arrays(name, tmp_path, monkeypatch):
     predict_in_chunks(monkeypatch, rows=200)

@@ -103,6 +103,7 @@ def test_fine_tuning_is_no_worse_than_refitting_on_both_scanners():
     assert mean_of_story(fine_tuned) > mean_of_story(on_both)
 
 
+@pytest.mark.long
 def test_the_classifier_alone_is_enough():
     head = ("logisticregression.*",)
     assert mean_of_story(lambda seed: fine_tuned(seed, head)) > mean_of_story(lambda seed: story(seed).old) + 0.3

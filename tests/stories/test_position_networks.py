@@ -9,6 +9,7 @@ import onnx.parser
 import pytest
 
 from onnxtrain_sklearn import OrtGradientClassifier
+from tests.helpers.selection import one_case
 from tests.helpers.training import NEVER
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -81,6 +82,7 @@ def shapes(n, seed=0):
     return images.astype(np.float32), labels
 
 
+@one_case
 @pytest.mark.parametrize("classes", [3, 1])
 @pytest.mark.long
 def test_a_network_of_two_resolutions_finds_shapes(classes):

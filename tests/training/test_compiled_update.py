@@ -194,7 +194,7 @@ def test_code_that_llvm_does_not_accept_is_an_error():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-@pytest.mark.long
+@pytest.mark.slow
 def test_forked_child_compiles_during_parent_compilation():
     text, stop, results = "define void @run(ptr %argument) {\n  ret void\n}", Event(), []
 
