@@ -162,6 +162,7 @@ def test_quantiles_become_columns(model, texts, tmp_path, capsys):
     assert 0.6 < inside < 0.95
 
 
+@pytest.mark.long
 def test_a_file_with_texts_is_trained_further(tmp_path, capsys):
     frame = visits().drop(columns=["patient", "day"])
     status, first = train(capsys, tmp_path, "--model", "mlp", "--set", "max_iter=60", frame=frame)

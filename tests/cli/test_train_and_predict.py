@@ -350,6 +350,7 @@ def test_ctrl_c_keeps_the_weights_reached_so_far(folder, tmp_path, capsys, monke
     assert told["onnx"]["difference"] < 1e-6
 
 
+@pytest.mark.long
 def test_a_difference_from_the_estimator_fails(folder, tmp_path, capsys, monkeypatch):
     shift_file_predictions(monkeypatch)
     options = ["--target", "species", "--output", str(tmp_path / "m.onnx"), "--set", "max_iter=1", "-q"]

@@ -86,6 +86,7 @@ def test_predictions_are_those_of_the_portable_engine(name, kind):
     assert np.ptp(scores(theirs, data), axis=0).max() > 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", BOTH)
 def test_a_seed_gives_the_same_bits(kind):
     first, again = (recipe(kind, "compiled", THREE).fit(X, THREE).to_onnx().SerializeToString() for _ in range(2))

@@ -92,6 +92,7 @@ def test_before_fit_there_are_none():
     assert html.pictures(NET) == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "options"), [(RealMLPClassifier, {}), (TabMRegressor, {"n_members": 2})])
 def test_recipes_show_each_network(kind, options):
     small = {"hidden_layer_sizes": (4,), "max_iter": 2, "random_state": 0, **options}

@@ -272,6 +272,7 @@ def test_rows_without_weight_are_left_out_as_those_of_arrays(weigh, options, sma
         np.testing.assert_allclose(found.weights_[name], expected.weights_[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
 def test_ignored_labels_of_a_target_in_a_list_train_as_those_of_one_name(tmp_path):
     X, y = labels()
@@ -682,6 +683,7 @@ def test_fine_tuning_with_old_rows_refuses_a_stream(tmp_path):
     assert trained.score(pd.DataFrame(X, columns=NAMES), y) > 0.5
 
 
+@pytest.mark.long
 def test_fitted_model_trains_on_a_table_that_lacks_a_class(tmp_path):
     from sklearn.linear_model import LogisticRegression
 

@@ -461,6 +461,7 @@ def test_predictions_are_written_in_order(classified, small_batches, tmp_path):
     assert np.array_equal(found, expected)
 
 
+@pytest.mark.long
 def test_duckdb_and_polars_read_predictions(classified, small_batches):
     duckdb, pl = pytest.importorskip("duckdb"), pytest.importorskip("polars")
     path, frame, _, _, estimator = classified

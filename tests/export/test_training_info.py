@@ -128,6 +128,7 @@ def test_labels_at_positions_go_on(tmp_path):
         load_training(tmp_path / "folder").partial_fit(X, np.full_like(y, 2))
 
 
+@pytest.mark.long
 def test_batch_statistics_go_on(tmp_path):
     X, y = np.random.default_rng(0).normal(size=(40, 1, 8, 8)).astype(np.float32), np.arange(40) % 10
     settings = SETTINGS | {"batch_size": 20, "optimizer": SGD()}

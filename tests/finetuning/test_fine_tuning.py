@@ -215,6 +215,7 @@ def test_invalid_settings_are_named(setting):
         OrtGradientRegressor(ridge(), finetune=FineTuner(**setting)).fit(X[NEW], Y[NEW])
 
 
+@pytest.mark.long
 @each_engine
 def test_validation_data_choose_the_candidate_of_the_least_quantile_loss(engine):
     rng = np.random.default_rng(0)

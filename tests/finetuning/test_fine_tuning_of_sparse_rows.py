@@ -62,6 +62,7 @@ def test_sparse_rows_are_damped_as_dense_ones_are(scaler, seen):
     assert "damped" in sparse.fine_tuning_["candidate"]
 
 
+@pytest.mark.long
 @each_engine
 def test_the_damped_weights_are_the_better_start(engine):
     model = fitted(StandardScaler(with_mean=False))

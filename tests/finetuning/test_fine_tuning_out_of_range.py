@@ -95,6 +95,7 @@ def test_scalers_of_some_columns_count(monkeypatch):
     assert (found[0] > 5).sum() == 1
 
 
+@pytest.mark.long
 def test_range_of_tables_with_text_is_checked():
     table = pd.DataFrame(X.astype(np.float64), columns=list("abcdef")).assign(kind=np.where(X[:, 4] > 0, "p", "n"))
     parts = [("numbers", StandardScaler(), list("abcdef")), ("kind", OneHotEncoder(), ["kind"])]

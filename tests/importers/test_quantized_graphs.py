@@ -109,6 +109,7 @@ def test_an_untrained_file_is_the_given_one(name):
     assert set(again.weights_) == set(fitted.weights_)
 
 
+@pytest.mark.long
 def test_copies_and_passes():
     model, X = read("quantized_mlp")
     fitted = new(model).fit(X[:320], LABELS[:320])

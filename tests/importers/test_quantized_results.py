@@ -103,6 +103,7 @@ def test_a_new_head_reads_quantized_features(name):
     assert fitted.score(rows[200:], y[200:]) > 0.7
 
 
+@pytest.mark.long
 def test_tensors_are_named_as_in_the_file():
     model, rows = read("quantized_mlp")
     features = "/1/Relu_output_0_DequantizeLinear_Output"

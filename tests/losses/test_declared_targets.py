@@ -185,6 +185,7 @@ def test_targets_come_as_dict_frame_structured_array_or_alone():
         assert regressor(Squared()).fit(X, y).loss_curve_ == expected
 
 
+@pytest.mark.long
 def test_scikit_learn_splits_frames_and_structured_arrays():
     frame = pd.DataFrame({"number": Y})
     net = regressor(Squared(), model=Linear(), max_iter=30)

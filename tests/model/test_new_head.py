@@ -193,6 +193,7 @@ def test_a_builder_has_no_head_to_replace():
         classifier(MLP()).fit(X[NEW], LABELS[NEW])
 
 
+@pytest.mark.long
 def test_the_softmax_that_jax_writes_ends_a_network():
     """Its maximum begins with minus infinity, and shapes tell that it is one over each row."""
     body = """h = MatMul(X, v) t = Tanh(h) m = MatMul(t, w) s = Add(m, b)

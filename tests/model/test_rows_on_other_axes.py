@@ -114,6 +114,7 @@ def test_columns_as_rows_are_trained_by_the_formula(engine):
     assert_allclose(found.T, fitted.predict(rows), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_classifier_with_states_is_exported_with_states_of_the_file():
     model = parsed(
         f"h, last = GRU<hidden_size = {HIDDEN}>(frames, K, R, , , state) s = Squeeze(last, zero) z = MatMul(s, V)"

@@ -206,6 +206,7 @@ def test_training_mode_is_described_before_the_fit():
     assert {entry.reason for entry in fixed} == {"stays as it is"}
 
 
+@pytest.mark.long
 def test_convnet_of_pytorch_trains_like_its_training_export():
     """The same network, exported in training mode: evaluation mode is what its inference form is."""
     run = np.load(DATA / "residual_bn.npz")

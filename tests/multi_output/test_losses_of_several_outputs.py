@@ -102,6 +102,7 @@ def minibatch_loss(arrays, rows, names, sample_weights):
     return total
 
 
+@pytest.mark.long
 @each_engine
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_minibatches_of_rows_that_the_outputs_weigh_differently(accumulate, engine):

@@ -162,6 +162,7 @@ def test_the_share_is_that_of_the_rows_each_network_holds_out(monkeypatch):
     assert asked[1][2] == 30  # the same rows for each network
 
 
+@pytest.mark.long
 def test_auto_mixes_below_two_thousand_rows_alone():
     assert len(RealMLPRegressor(max_iter=1, random_state=0).fit(X, NUMBERS).to_onnx().graph.node) > len(
         RealMLPRegressor(max_iter=1, linear_part=False, random_state=0).fit(X, NUMBERS).to_onnx().graph.node

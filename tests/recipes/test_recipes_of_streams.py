@@ -504,6 +504,7 @@ def test_column_of_too_many_categories_is_an_error(monkeypatch, tmp_path):
         classifier().fit(blocks(write(frame, tmp_path / "table.parquet")))
 
 
+@pytest.mark.long
 def test_columns_that_may_be_misread_are_warned_of_once(tmp_path):
     frame = table().assign(color=[f"2020-01-{i % 28 + 1:02}" for i in range(600)], size=np.arange(600) + 2**24)
     path = write(frame, tmp_path / "table.parquet")
