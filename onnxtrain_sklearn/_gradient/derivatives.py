@@ -46,6 +46,7 @@ from .._model.weights import NOT_WEIGHTS
 from .._utils.errors import refusing
 from ..exceptions import ModelError, instead_of, nearest
 from ..graph import FLOAT, GraphBuilder, Names, copy_type, names_of
+from .batched_steps import batch_steps
 from .engine import checked_engine, differentiate_lowered
 from .path import dependent
 
@@ -583,6 +584,7 @@ class _Task:
         replace_inputs(graph, {given: outputs[f"{name}_grad"] for name, given in passed_on.items()})
         _join(graph, cuts)
         graph.sort()
+        batch_steps(self.model, {*self.names, *names, self.of})
         self._remove_unread |= is_own or temporary
         values, taken, gradients = _values(graph), names_of(graph), list[str]()
         for name in names:
