@@ -611,7 +611,7 @@ def _output_of_declared(
     more: dict[str, Any]
     assert targets.declared is not None
     if graph.own_loss is not None:
-        row = _score_row(graph, columns, device) if reference is None else reference.row_shape
+        row = score_row(graph, columns, device) if reference is None else reference.row_shape
         losses = _score_columns(graph, columns, device)
         more = {"declared": targets.declared, "n_targets": math.prod(row), "row_shape": row if len(row) > 1 else ()}
         return DecodedOutput(graph, graph, Decoding("regression", "identity", losses, **more), reference)
@@ -624,7 +624,7 @@ def _output_of_declared(
         graph, _ = resolve_output_kind(graph, reference, output_task.output_kind, classifies=False)
         row = reference.row_shape
     else:
-        row = _score_row(graph, columns, device)
+        row = score_row(graph, columns, device)
     graph = graph if graph.link == link else graph.ignoring_activation()
     row = row or (1,)
     loss.check_scores(row, targets.content)
@@ -663,7 +663,7 @@ def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: Trainabl
     return resolve_loss(fitted.loss if follows and fitted is not None else output_task.loss, graph.joined)
 
 
-def _score_row(graph: TrainableModel, columns: Columns, device: Device) -> tuple[int, ...]:
+def score_row(graph: TrainableModel, columns: Columns, device: Device) -> tuple[int, ...]:
     """Return the shape of a row of the scores of a member; run the graph unless it declares the shape."""
     declared = graph.output_row
     sizes = tuple(size for size in declared if size is not None)
@@ -683,7 +683,7 @@ def _scores_of_three_rows(graph: TrainableModel, columns: Columns, device: Devic
     model.graph.outputs.clear()
     model.graph.outputs.append(keep)
     last = len(next(iter(columns.values()))) - 1
-    return run_graph(model, columns, np.array([0, last, 0]), device)
+    return run_graph(model, columns, np.array([0, last, 0]), device, batch=graph.batch)
 
 
 def decoding_for(

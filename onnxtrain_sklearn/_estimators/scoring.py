@@ -31,6 +31,7 @@ from .._inference.predictor import Predictor
 from .._model.links import Task
 from .._training.step_parts import StepSettings, TotalLoss, settings_of_output
 from .._training.validation_loss import SCORED_PIECE, ScoreLoss, weighted_mean
+from .._utils.cache import with_attributes
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest
@@ -39,7 +40,7 @@ from .call import Call, Examples, FitContext
 from .config import TrainingConfig
 from .examples import scaled_values, validation_examples
 from .fitted_state import Columns, FittedState
-from .outputs import ignoring, loss_of
+from .outputs import ignoring, loss_of, score_row
 from .parameters import Parameters
 
 Scoring: TypeAlias = "str | Callable[..., float]"
@@ -380,7 +381,7 @@ def validation(
             if reconstructs(estimator.loss):
                 given = (given[0], values_in_rows(own.targets), given[2])
             require_same_places(examples.targets, own.targets)
-            _check_declared(state, settings.loss, own.targets)
+            _check_declared(state.decoding, settings.loss, own.targets)
         require_scorable(own.targets, own.weights)
         rows = rows_with_labels(own.targets)
         if state.graph.is_whole and own.weights is not None:
@@ -426,17 +427,22 @@ def loss_of_declared(estimator: Any, X: MatrixLike, y: Any, sample_weight: Any) 
     state: FittedState = estimator._state
     examples = validation_examples(estimator, state, X, y, sample_weight)
     loss = loss_of(estimator._output_task(), state.fitted, state.graph)
-    _check_declared(state, loss, examples.targets)
-    settings = TrainingConfig.of(estimator).with_decoding(loss, state.decoding, state.seed)
+    decoding = state.decoding
+    if decoding.declared is not None and state.graph.own_loss is None:  # the sizes of X may differ from the last call's
+        row = score_row(state.graph, examples.columns, state.device)
+        declared = decoding.declared.with_scores(row or (1,))
+        decoding = with_attributes(decoding, declared=declared, n_scores=math.prod(row))
+    _check_declared(decoding, loss, examples.targets)
+    settings = TrainingConfig.of(estimator).with_decoding(loss, decoding, state.seed)
     scored = ScoredRows(lambda: (X, y), examples.targets, examples.weights, examples.columns, np.arange(len(examples)))
     return loss_of_rows(state, settings, scored, state.predictor(examples.columns, with_scores=True))()
 
 
-def _check_declared(state: FittedState, loss: Loss | TotalLoss, targets: Targets) -> None:
+def _check_declared(decoding: Decoding, loss: Loss | TotalLoss, targets: Targets) -> None:
     """Raise ValueError if rows to score have declared targets for which the loss is not defined."""
-    if isinstance(loss, Loss) and state.decoding.declared is not None:
+    if isinstance(loss, Loss) and decoding.declared is not None:
         loss.check_targets(targets.content)
-        loss.check_scores(state.decoding.declared.score_row, targets.content)
+        loss.check_scores(decoding.declared.score_row, targets.content)
 
 
 def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:

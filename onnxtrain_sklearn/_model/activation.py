@@ -88,10 +88,10 @@ def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
 
     Only axes of size one are dropped; a value with three longer axes is returned unchanged.
     """
-    long = [] if value.shape is None else [size for size in value.shape if size != 1]
-    if value.shape is None or len(value.shape) < 3 or len(long) > 2:
+    long = [] if value.shape is None else [size for size in value.shape[1:] if size != 1]
+    if value.shape is None or len(value.shape) < 3 or len(long) > 1:
         return value
-    width = long[1] if len(long) == 2 else 1
+    width = long[0] if long else 1
     return op.Reshape(value, [-1, width]) if isinstance(width, int) else op.Flatten(value, axis=1)
 
 

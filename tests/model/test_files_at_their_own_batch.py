@@ -227,3 +227,14 @@ def test_uses_that_need_any_number_of_rows_are_refused(tmp_path):
         OrtGradientRegressor(file(3), max_iter=1).fit(RowBlocks(tmp_path / "rows.csv", "y", buffer_rows=8))
     with pytest.raises(ModelError, match="Rows meet in the loss"):
         OrtGradientRegressor(file(3), loss="cox").fit(X, {"time": np.abs(y) + 1, "event": labels})
+
+
+def test_scores_with_axes_of_one_element_are_columns():
+    body = "r = Squeeze(x, zero) z = MatMul(r, W) b = Add(z, B) out = Reshape(b, shape)"
+    arrays = {"W": W, "B": B, "zero": np.array([0]), "shape": np.array([1, 4, 1])}
+    proto = parsed(body, "float[1, 6] x", "float[1, 4, 1] out", **arrays)
+    classes = np.arange(ROWS) % 4
+    fitted = OrtGradientClassifier(proto, **STEPS, batch_size=4, max_iter=2).fit(X, classes)
+    expected = X @ fitted.weights_["W"] + fitted.weights_["B"]
+    assert_allclose(fitted.decision_function(X), expected, atol=1e-5)
+    assert_array_equal(fitted.predict(X), expected.argmax(axis=1))
