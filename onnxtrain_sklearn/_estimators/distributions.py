@@ -76,7 +76,7 @@ class PredictsDistributions:
         >>> from sklearn.datasets import load_diabetes
         >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor
         >>> X, y = load_diabetes(return_X_y=True)
-        >>> net = OrtGradientRegressor(Linear(), loss="quantiles", max_iter=20, tol=0, random_state=0)
+        >>> net = OrtGradientRegressor(Linear(), loss="quantiles", tol=0.01, random_state=0)
         >>> net.fit(X, y).predict_quantiles(X, [0.1, 0.9]).shape
         (442, 2)
         """

@@ -89,7 +89,7 @@ class HiddenFeatures(TransformerMixin):
         >>> from sklearn.pipeline import make_pipeline
         >>> from onnxtrain_sklearn import MLP, OrtGradientRegressor
         >>> X, y = load_digits(return_X_y=True)
-        >>> autoencoder = OrtGradientRegressor(MLP((32, 8, 32)), loss="reconstruction", max_iter=30, random_state=0)
+        >>> autoencoder = OrtGradientRegressor(MLP((32, 8, 32)), loss="reconstruction", tol=0.01, random_state=0)
         >>> model = make_pipeline(autoencoder, LogisticRegression(max_iter=1000)).fit(X, y)
         >>> model[:-1].transform(X).shape, model.score(X, y) > 0.8
         ((1797, 8), True)

@@ -45,7 +45,7 @@ class Reconstruction(SquaredError):
     >>> from sklearn.datasets import load_digits
     >>> from onnxtrain_sklearn import MLP, OrtGradientRegressor
     >>> X, _ = load_digits(return_X_y=True)
-    >>> net = OrtGradientRegressor(MLP((32, 8, 32)), loss="reconstruction", max_iter=5, tol=0, random_state=0).fit(X)
+    >>> net = OrtGradientRegressor(MLP((32, 8, 32)), loss="reconstruction", tol=0.1, random_state=0).fit(X)
     >>> net.predict(X).shape, net.transform(X).shape
     ((1797, 64), (1797, 8))
     """

@@ -109,7 +109,7 @@ FORMS = [
     Form("bands, strided", (2, 3, 9, 8), (3, 1, 3, 2), {"Conv": 0, "ConvTranspose": 1}, strides=(2, 3), group=3),
     Form("bands, upper", (2, 3, 9, 8), (3, 1, 3, 4), {"Conv": 0}, strides=(2, 1), auto_pad="SAME_UPPER", group=3),
     Form("bands, 1-D", (1, 4, 16), (4, 1, 3), BANDS | {"MatMul": 6}, pads=(8, 8), group=4),
-    Form("bands, long, 1-D", (2, 4, 30), (4, 1, 3), {"Conv": 1, "ConvTranspose": 1, "MatMul": 2}, pads=(2, 0), group=4),
+    Form("bands, long, 1-D", (2, 4, 30), (4, 1, 3), {"Conv": 2, "ConvTranspose": 0, "MatMul": 2}, pads=(2, 0), group=4),
     Form("bands, few images", (12, 2, 8, 8), (2, 1, 3, 3), BANDS | {"Slice": 7}, pads=(1, 1, 1, 1), group=2),
     Form("bands, 3-D", (2, 3, 3, 4, 5), (3, 1, 2, 3, 2), BANDS, pads=(0, 1, 1, 1, 1, 0), group=3),
     Form("bands, wide padding", (2, 3, 5, 5), (3, 1, 2, 2), BANDS, pads=(2, 2, 2, 2), group=3),

@@ -30,7 +30,10 @@ NET = model(x="float[N, 4, 3] X", y="float[N, 4, 2] Y", weights="float[3, 2] W =
 NUMBERS = sorted(
     name
     for name, loss in LOSSES.items()
-    if "regression" in loss.tasks and loss().targets == "labels" and loss().n_scores("regression", 1) == 1
+    if name != "reconstruction"
+    and "regression" in loss.tasks
+    and loss().targets == "labels"
+    and loss().n_scores("regression", 1) == 1
 )
 
 

@@ -281,7 +281,6 @@ def test_ignored_labels_of_a_target_in_a_list_train_as_those_of_one_name(tmp_pat
     assert same_bits(*fits)
 
 
-@pytest.mark.long
 def test_early_stopping_holds_out_no_block_without_weight(tmp_path):
     X, y = numbers()
     weights = np.where(np.arange(len(y)) < 150, 1.0, 0.0)  # six of 24 blocks

@@ -253,7 +253,6 @@ def test_columns_of_one_file_without_values_have_the_type_of_other_files(tmp_pat
     assert [one.known for one in fitted._inputs.categories] == [("blue", "green", "red"), (0.0, 1.0)]
 
 
-@pytest.mark.long
 def test_rows_of_weight_zero_count_in_no_statistic(tmp_path):
     frame = table().astype({"grade": int}).assign(weight=1.0)
     frame.loc[::7, ["size", "price", "color", "weight"]] = [1e6, -1e6, "violet", 0.0]
