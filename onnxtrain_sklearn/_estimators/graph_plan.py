@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import scipy.sparse as sp
-from sklearn.base import is_classifier
+from sklearn.base import clone, is_classifier
 
 from .._data.lists_of_examples import first_example, ranks_of
 from .._data.target_scale import TargetScale, target_scale
@@ -45,9 +45,10 @@ from ..exceptions import InvalidParameterError, ModelError, instead_of, nearest
 from ..finetuning import FineTuner
 from ..graph import GraphBuilder, operators_of
 from ..losses import LOSSES, LossBlock, resolve_loss
-from ..models import MODELS, Builder, GraphModel, keywords_of, resolve_builder
+from ..models import MLP, MODELS, Builder, GraphModel, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from ..models.given import resolve_graph_model
+from ..models.layers import signs_of_columns
 from .call import Call, Examples, Split
 from .config import TrainingConfig, require_own_kind
 from .examples import graph_inputs, scaled
@@ -308,6 +309,7 @@ class BuiltGraph(GraphPlan):
                 self.target_scale = target_scale(method, targets, rows, weights, centered=centered)
             else:
                 self.target_scale = call.stream.scale(method, centered=centered)
+        builder = _with_signs_of_columns(builder, estimator, examples)
         training_rows = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
         # If the builder asks for it (``scales_rows``), two nodes at the front of the graph scale X (``scale_rows``),
         # except in three cases:
@@ -325,6 +327,24 @@ class BuiltGraph(GraphPlan):
         if column.matches(graph.inputs[0]):
             return graph, replace(examples, columns={graph.inputs[0].name: column})
         return graph, replace(examples, columns=graph_inputs(estimator, call.X, graph.inputs, None, reset=False))
+
+
+def _with_signs_of_columns(builder: Builder, estimator: Any, examples: Examples) -> Builder:
+    """Return a builder whose ``monotonic_cst`` has a sign for each column; raise ValueError for unsuitable targets."""
+    if not isinstance(builder, MLP) or builder.monotonic_cst is None:
+        return builder
+    targets, (column,) = examples.targets, examples.columns.values()
+    n_features = math.prod(column.shape[1:])
+    loss = resolve_loss(estimator.loss)
+    if targets.declared is not None or loss.n_scores(targets.task, targets.n_scores) != targets.n_scores:
+        raise ValueError(f"monotonic_cst is for losses of one score a target, got loss={estimator.loss!r}.")
+    if targets.task not in ("regression", "binary", "multilabel"):
+        raise ValueError(
+            "monotonic_cst is for numbers, two classes, or several labels that are 0 or 1: of more classes, the "
+            "probability of one cannot rise in a column unless those of others fall."
+        )
+    signs = signs_of_columns(builder.monotonic_cst, n_features, getattr(estimator, "feature_names_in_", None))
+    return clone(builder).set_params(monotonic_cst=signs.astype(int).tolist())
 
 
 def built_graph(

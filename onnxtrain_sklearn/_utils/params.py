@@ -106,6 +106,23 @@ class Sizes:
         return "an int >= 1 or a sequence of them"
 
 
+class ColumnSigns:
+    """-1, 0 and 1: one for each column in a sequence, or of some columns in a dict by name or index."""
+
+    def accepts(self, value: object) -> bool:
+        """Return True if ``value`` is such a sequence or dict."""
+        if isinstance(value, Mapping):
+            return all(isinstance(one, Integral | str) for one in value) and _are_signs(list(value.values()))
+        return isinstance(value, Iterable) and not isinstance(value, str | bytes) and _are_signs(list(value))
+
+    def __str__(self) -> str:
+        return "a sequence of -1, 0 and 1, one for each column, or a dict from names or indices of columns to them"
+
+
+def _are_signs(values: list[Any]) -> bool:
+    return all(isinstance(one, Integral) and int(one) in (-1, 0, 1) for one in values)
+
+
 class Callbacks:
     """A list or tuple of callables, or objects with the hooks of callbacks.
 
@@ -199,7 +216,7 @@ def is_splitter(value: object) -> bool:
 
 
 Rule: TypeAlias = (
-    "Range | OneOf | Instance | Sizes | Callbacks | PatternFactors | CodeColumns | Levels | RowChoice "
+    "Range | OneOf | Instance | Sizes | ColumnSigns | Callbacks | PatternFactors | CodeColumns | Levels | RowChoice "
     "| type[bool] | None"
 )
 Rules: TypeAlias = Mapping[str, tuple[Rule, ...]]

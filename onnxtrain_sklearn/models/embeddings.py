@@ -106,6 +106,8 @@ class Embedded(BaseBuilder):
             raise TypeError(
                 f"model must be a builder, an object with a method build, or None, {instead_of(self.model)}."
             )
+        if getattr(self._builder(), "monotonic_cst", None) is not None:
+            raise ValueError("monotonic_cst needs the columns themselves, and embeddings rise and fall in them.")
 
     def build(
         self,

@@ -18,7 +18,8 @@ import onnx_ir as ir
 from sklearn.utils import check_random_state
 
 from .._ir.protobuf import to_proto
-from .._utils.params import BELOW_ONE, COUNT, OneOf, Rules, Sizes
+from .._utils.params import BELOW_ONE, COUNT, ColumnSigns, OneOf, Rules, Sizes
+from ..exceptions import InvalidParameterError
 from ..graph import GraphBuilder
 from .base import BY_CHANNEL, BY_COLUMN, BaseBuilder, Draft
 
@@ -138,6 +139,16 @@ def dense(op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, *, bias:
     return op.Gemm(x, w, b)
 
 
+def _monotone(op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, signs: np.ndarray) -> ir.Value:
+    """Emit a dense layer that rises or falls in the columns with a sign, by the absolute values of their weights."""
+    w = op.parameter(f"{name}.weight", weight.astype(np.float32))
+    b = op.parameter(f"{name}.bias", np.zeros(weight.shape[1], np.float32))
+    signed = op.Abs(w) if (signs == 1).all() else op.Mul(op.Abs(w), signs[:, np.newaxis])
+    if not signs.all():
+        signed = op.Add(signed, op.Mul(w, (signs == 0).astype(np.float32)[:, np.newaxis]))
+    return op.Gemm(x, signed, b)
+
+
 def normalized(op: GraphBuilder, x: ir.Value, size: int, kind: str, name: str) -> ir.Value:
     """Emit batch or layer normalization of (N, size), with a trained scale and shift."""
     scale = op.parameter(f"{name}.weight", np.ones(size, np.float32))
@@ -232,6 +243,35 @@ class Linear(BaseBuilder):
 # The multi-layer perceptron.
 
 
+def signs_of_columns(given: Any, n_features: int, names: Sequence[str] | None = None) -> np.ndarray:
+    """Return ``monotonic_cst`` as a float32 vector with a sign for each column.
+
+    Raises
+    ------
+    ValueError
+        A column is unknown, or the signs are not as many as the columns.
+    """
+    signs = np.zeros(n_features, np.float32)
+    if not isinstance(given, Mapping):
+        if len(given) != n_features:
+            raise ValueError(f"monotonic_cst has {len(given)} signs, but X has {n_features} columns.")
+        return np.asarray(given, np.float32)
+    for column, sign in given.items():
+        if isinstance(column, str):
+            if names is None or column not in names:
+                known = "X has no names of columns" if names is None else f"the columns of X are {list(names)}"
+                raise ValueError(f"monotonic_cst names column {column!r}, but {known}.")
+            column = list(names).index(column)
+        if not 0 <= column < n_features:
+            raise ValueError(f"monotonic_cst names column {column}, but X has {n_features} columns, from 0 on.")
+        signs[column] = sign
+    return signs
+
+
+NOT_MONOTONE = ("silu", "gelu", "mish")
+"""Activations that fall somewhere."""
+
+
 class MLP(BaseBuilder):
     """Multi-layer perceptron.
 
@@ -258,9 +298,18 @@ class MLP(BaseBuilder):
     parametric_activation : bool, default=False
         Whether each hidden unit has a trained number ``a`` of its own that makes the activation
         ``x + a (activation(x) - x)``. It starts at one, and is left out where the activation is the identity.
+    monotonic_cst : array-like of int of shape (n_features,), dict of str or int to int, or None, default=None
+        Columns in which the predictions never fall (1) or never rise (-1), if the other columns stay equal; 0: free. A
+        dict names some columns, by name or index. For numbers, two classes and several labels that are 0 or 1, with an
+        activation that never falls, without ``normalization``, ``residual`` and ``parametric_activation``.
 
     Notes
     -----
+    With ``monotonic_cst``, the graph takes the absolute values of the weights behind the constrained columns, with
+    their sign in the first layer, and of all weights of later layers. Half of the hidden units have the activation
+    ``-activation(-z)``: with rectifiers alone, the network would be convex in these columns. The parameters are the
+    weights before this, of any sign.
+
     A hidden layer computes ``h -> dropout(activation(normalization(h W + b)))``, and with ``residual`` the sum of that
     and ``h``, or ``h V``.
 
@@ -277,6 +326,7 @@ class MLP(BaseBuilder):
     Ioffe and Szegedy, "Batch normalization", ICML 2015; Ba et al., "Layer normalization", arXiv 1607.06450.
     He et al., "Deep residual learning for image recognition", CVPR 2016.
     Klambauer et al., "Self-normalizing neural networks", NeurIPS 2017 ("selu"); Misra, "Mish", BMVC 2020.
+    Runje and Shankaranarayana, "Constrained monotonic neural networks", ICML 2023.
 
     Examples
     --------
@@ -297,6 +347,7 @@ class MLP(BaseBuilder):
         "normalization": (OneOf(NORMALIZATIONS), None),
         "residual": (bool,),
         "parametric_activation": (bool,),
+        "monotonic_cst": (ColumnSigns(), None),
     }
 
     def __init__(
@@ -308,6 +359,7 @@ class MLP(BaseBuilder):
         normalization: str | None = None,
         residual: bool = False,
         parametric_activation: bool = False,
+        monotonic_cst: Any = None,
     ) -> None:
         self.hidden_layer_sizes = hidden_layer_sizes
         self.activation = activation
@@ -316,6 +368,22 @@ class MLP(BaseBuilder):
         self.normalization = normalization
         self.residual = residual
         self.parametric_activation = parametric_activation
+        self.monotonic_cst = monotonic_cst
+
+    def validate(self) -> None:
+        """Raise InvalidParameterError if a setting breaks its rules, or does not go with ``monotonic_cst``."""
+        super().validate()
+        if self.monotonic_cst is None:
+            return
+        others = {"normalization": None, "residual": False, "parametric_activation": False}
+        for name, value in others.items():
+            if getattr(self, name) != value:
+                raise InvalidParameterError(f"monotonic_cst needs {name}={value}, got {getattr(self, name)!r}.")
+        if self.activation in NOT_MONOTONE:
+            raise InvalidParameterError(
+                f"monotonic_cst needs an activation that never falls, such as 'relu' or 'tanh', got "
+                f"{self.activation!r}."
+            )
 
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
@@ -329,9 +397,22 @@ class MLP(BaseBuilder):
     def _graph(self, n_features: int, n_outputs: int, drawn: Mapping[str, np.ndarray]) -> onnx.ModelProto:
         graph, op, x = empty_graph(n_features)
         hidden = len(layer_sizes(self.hidden_layer_sizes))
+        if self.monotonic_cst is not None:
+            signs = signs_of_columns(self.monotonic_cst, n_features)
+            for i in range(hidden + 1):
+                x = _monotone(op, x, drawn[f"layers.{i}.weight"], f"layers.{i}", signs)
+                x = x if i == hidden else self._activated_both_ways(op, x, drawn[f"layers.{i}.weight"].shape[1])
+                signs = np.ones(drawn[f"layers.{i}.weight"].shape[1], np.float32)
+            return finish(graph, x, n_outputs)
         for i in range(hidden):
             x = self._hidden(op, x, f"layers.{i}", drawn)
         return finish(graph, dense(op, x, drawn[f"layers.{hidden}.weight"], f"layers.{hidden}"), n_outputs)
+
+    def _activated_both_ways(self, op: GraphBuilder, z: ir.Value, n_units: int) -> ir.Value:
+        """Emit the activation in the first half of the units, and its reflection ``-activation(-z)`` in the others."""
+        ways = np.where(np.arange(n_units) < (n_units + 1) // 2, 1.0, -1.0).astype(np.float32)
+        h = op.Mul(ACTIVATIONS[self.activation](op, op.Mul(z, ways)), ways)
+        return dropped_out(op, h, float(self.dropout))
 
     def _drawn(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None

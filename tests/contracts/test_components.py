@@ -41,6 +41,7 @@ UNDECLARED: dict[str, Any] = {
     "schedule": "cosine",
     "categories": {1: 4},
     "quantiles": [0.2, 0.5],
+    "monotonic_cst": [1, 0, -1, 0, 0],
     "weight_decay_schedule": "cosine",
     "learning_rate_factors": {"*": 0.5},
     "weight_decay_factors": {"*": 0.5},
@@ -70,7 +71,8 @@ X = scale(X).astype(np.float32)
 
 def changed_value(kind: type[BaseEstimator]) -> dict[str, Any]:
     """Return other values of all parameters that go together."""
-    names = [name for name in kind().get_params(deep=False) if (kind.__name__, name) != ("SGD", "dampening")]
+    alone = {("SGD", "dampening"), ("MLP", "monotonic_cst")}
+    names = [name for name in kind().get_params(deep=False) if (kind.__name__, name) not in alone]
     return {name: other(kind, name) for name in names}
 
 
