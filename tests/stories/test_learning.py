@@ -208,7 +208,10 @@ def metric(name, y, prediction):
 OF_ONE_SCORE = [
     n
     for n, kind in LOSSES.items()
-    if "regression" in kind.tasks and kind().targets == "labels" and kind().n_scores("regression", 1) == 1
+    if n != "reconstruction"
+    and "regression" in kind.tasks
+    and kind().targets == "labels"
+    and kind().n_scores("regression", 1) == 1
 ]
 
 
