@@ -331,6 +331,7 @@ def test_predictions_of_a_large_table_need_few_blocks_of_memory(tmp_path):
     assert max(allocated) < whole / 2
 
 
+@pytest.mark.long
 def test_abandoned_predictions_leave_no_file_open(classified, small_batches):
     path, _, _, _, estimator = classified
     list(estimator.predict(path))

@@ -87,6 +87,7 @@ def test_other_layers_of_a_network_go_on_from_the_head():
     assert all(np.abs(tuned.weights_[name] - before[name]).max() > 0 for name in before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("last", [Ridge(), MLPRegressor(hidden_layer_sizes=(8,), random_state=0, max_iter=50)])
 def test_the_result_is_that_of_the_whole_graph(monkeypatch, last):
     old = make_pipeline(StandardScaler(), last).fit(X[:300], NUMBER[:300])

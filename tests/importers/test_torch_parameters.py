@@ -126,6 +126,7 @@ def test_records_survive_the_conversion_to_another_opset(opset):
     assert len(found.parameters) == len(archive_of("fresh")[3])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [*FILES, "constants_dynamo"])
 def test_given_model_is_unchanged(name):
     """Names of weights and constants too: onnx_ir shares them with the protobuf that it reads."""

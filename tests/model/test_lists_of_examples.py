@@ -326,6 +326,7 @@ def test_several_outputs_train_on_networks():
     assert_weights(half, {**trained(logistic, X, labels, np.ones(N), 4, 2), "V2": V.astype(float)})
 
 
+@pytest.mark.long
 def test_searches_and_cross_validation_split_lists():
     found = cross_val_score(OrtGradientClassifier(GIN, max_iter=2, random_state=0), X, labels, cv=2)
     assert found.shape == (2,)

@@ -114,6 +114,7 @@ def test_tables_of_categories_alone():
     assert set(quietly(net.fit, CODES[:, :2], LABELS).weights_) == set(w)
 
 
+@pytest.mark.long
 def test_units_start_with_the_deviation_of_the_data():
     X = RNG.normal(size=(4000, 5)).astype(np.float32) * [1, 3, 0.2, 1, 1] + 2
     proto = without_dropout(hidden_layer_sizes=(400, 300), embedding=None).build(5, 3, 0, X=X, y=np.zeros(4000, int))

@@ -208,6 +208,7 @@ def test_one_optimizer_for_all_parameters_keeps_vectors():
     assert all(np.array_equal(array, other.weights_[name]) for name, array in one.weights_.items())
 
 
+@pytest.mark.long
 def test_large_products_of_an_update_take_all_threads(monkeypatch):
     monkeypatch.setattr("onnxtrain_sklearn._ort.devices.available_threads", lambda: 2)
     seen = record_sessions(monkeypatch, lambda *_, **named: named["threads"])

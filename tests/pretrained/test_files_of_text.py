@@ -47,6 +47,7 @@ def results(proto, **feeds):
     return session.run(None, feeds)[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [[None], [None, 1]], ids=["vector", "column"])
 @pytest.mark.parametrize("last", [LogisticRegression(), Ridge()], ids=["classifier", "regressor"])
 def test_a_vectorizer_stays_and_the_rest_is_trained(last, shape):

@@ -55,6 +55,7 @@ def test_an_explicit_variant_has_smoothing_and_the_accuracy_of_its_authors():
     assert np.abs(other.predict_proba(X) - given.predict_proba(X)).max() > 0.01
 
 
+@pytest.mark.long
 def test_an_explicit_variant_is_that_of_the_authors_on_few_rows():
     found = RealMLPClassifier("td", hidden_layer_sizes=4, random_state=0).fit(X[:50], LABELS[:50])
     assert [len(curve) for curve in found.loss_curves_] == [256]

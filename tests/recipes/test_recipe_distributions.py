@@ -139,6 +139,7 @@ def test_members_of_a_graph_are_combined(kind, loss):
     assert_allclose(net.predict(X, return_std=True)[1], np.sqrt(variance), rtol=1e-3)
 
 
+@pytest.mark.long
 @each_engine
 @pytest.mark.parametrize("name", RECIPES)
 def test_deviations_follow_those_of_the_data(name, engine):

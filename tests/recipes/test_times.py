@@ -136,6 +136,7 @@ def test_recipe_learns_times_and_its_file_takes_nanoseconds(engine, gaps):
     assert np.isfinite(net.predict(unseen)).all()
 
 
+@pytest.mark.long
 def test_other_recipes_and_ensembles_take_times():
     frame, y = sales(200)
     labels = np.where(y > 0, "much", "little")
@@ -154,6 +155,7 @@ def test_gaps_of_times_have_one_column_of_codes():
     assert len(net._inputs.numbers) == len(PARTS)
 
 
+@pytest.mark.long
 def test_exported_training_learns_times(tmp_path):
     frame, y = sales()
     RealMLPRegressor("td-s", max_iter=30, random_state=0).export_training(tmp_path / "sales", frame, y)
