@@ -23,6 +23,7 @@ from .._estimators.skl2onnx_graphs import (
 from .._fitted import skl2onnx_bridge
 from .._ir.edits import replace_input
 from .._ir.protobuf import from_bytes
+from .._multi_output.skl2onnx_converter import register_multi_output
 from .._utils.typing import Container, Operator, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
@@ -45,8 +46,9 @@ def register_converters() -> None:
     ``onnxtrain_sklearn`` after skl2onnx does the same, and so does the next ``fit`` or unpickling of one of the
     estimators after skl2onnx was imported. Call this where skl2onnx is imported later than that.
 
-    ``TransformedTargetRegressor``, for which skl2onnx has no converter, gets one. A class that already has a converter
-    keeps it.
+    The meta-estimators of scikit-learn that change numbers or labels, such as ``CalibratedClassifierCV`` or
+    ``VotingClassifier``, get converters that repeat ``predict`` around these estimators. A class for which you
+    registered a converter keeps it.
 
     Raises
     ------
@@ -66,6 +68,7 @@ def register_converters() -> None:
     ['variable']
     """
     register_estimators()
+    register_multi_output()
     for classifier in (RealMLPClassifier, TabMClassifier):
         name = f"OnnxtrainSklearn{classifier.__name__}"
         skl2onnx_bridge.register(classifier, name, _classifier_types, _convert, OPTIONS)

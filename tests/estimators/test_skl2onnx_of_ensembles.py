@@ -9,8 +9,13 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import onnx.parser
+import onnxruntime
+import pandas as pd
 import pytest
+import skl2onnx
 from numpy.testing import assert_allclose
+from skl2onnx.common.data_types import FloatTensorType, StringTensorType
 from sklearn.base import clone, is_classifier
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor, make_column_transformer
@@ -39,11 +44,13 @@ from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, StandardSca
 from onnxtrain_sklearn import (
     MLP,
     OrtGradientClassifier,
+    OrtGradientMultiOutput,
     OrtGradientRegressor,
     RealMLPClassifier,
     RealMLPRegressor,
     TabMClassifier,
     TabMRegressor,
+    register_converters,
 )
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.converted_estimators import convert, results, same_labels
@@ -270,3 +277,138 @@ def test_meta_estimators_without_an_onnx_form_are_refused(name):
     estimator = fitted(REFUSED[name], "network", "three strings")
     with pytest.raises(ModelError, match="OneVsOneClassifier of the estimators of this package has no ONNX form"):
         converted(estimator)
+
+
+RAW = {
+    "stack": lambda own: StackingClassifier(two(own), own, cv=2),
+    "bag": lambda own: BaggingClassifier(own, 2, random_state=0),
+    "one vs rest": OneVsRestClassifier,
+    "threshold": lambda own: FixedThresholdClassifier(own, threshold=0.3),
+}
+
+
+@pytest.mark.parametrize("target", ["three strings", "two strings"])
+@pytest.mark.parametrize("name", RAW)
+def test_raw_scores_are_the_decision_function(name, target):
+    if (name, target) == ("threshold", "three strings"):
+        target = "binary"
+    estimator = fitted(RAW[name], "network", target)
+    label, scores = results(convert(estimator, X, zipmap=False, raw_scores=True), ROWS)
+    same_labels(label, estimator.predict(ROWS))
+    expected = estimator.decision_function(ROWS)
+    expected = np.stack([-expected, expected], axis=1) if expected.ndim == 1 else expected
+    assert_allclose(scores, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_of_a_chain():
+    estimator = fitted(ClassifierChain, "network", "labels")
+    label, scores = results(convert(estimator, X, zipmap=False, raw_scores=True), ROWS)
+    same_labels(label, estimator.predict(ROWS))
+    assert_allclose(scores, estimator.decision_function(ROWS), rtol=1e-5, atol=1e-5)
+
+
+def test_dicts_and_labels_by_number():
+    estimator = fitted(ANY["sigmoids"], "network", "three strings")
+    label, dicts = results(convert(estimator, X), ROWS[:50])
+    same_labels(label, estimator.predict(ROWS[:50]))
+    p = np.array([[row[name] for name in estimator.classes_] for row in dicts])
+    assert_allclose(p, estimator.predict_proba(ROWS[:50]), rtol=0, atol=2e-6)
+    label, _ = results(convert(estimator, X, zipmap=False, nocl=True), ROWS)
+    same_labels(estimator.classes_[label], estimator.predict(ROWS))
+
+
+@pytest.mark.parametrize("name", ["isotonic", "hard vote of two", "stack with rows", "bag of columns", "one vs rest"])
+def test_rows_in_double_precision(name):
+    estimator = fitted(ANY[name], "network", "three strings")
+    rows = ROWS.astype(np.float64)
+    label, values = converted(estimator, rows)
+    assert label.shape == (len(rows),)
+    assert np.mean(label != estimator.predict(rows)) < 1e-3  # the network itself computes in single precision
+    if hasattr(estimator, "predict_proba"):
+        assert_allclose(values, estimator.predict_proba(rows), rtol=0, atol=1e-5)
+
+
+FRAME = pd.DataFrame(X[:, :2], columns=["a", "b"]).assign(kind=np.where(X[:, 2] > 0, "low", "mid"))
+TYPES = [("a", FloatTensorType([None, 1])), ("b", FloatTensorType([None, 1])), ("kind", StringTensorType([None, 1]))]
+
+
+def of_table(estimator):
+    proto = skl2onnx.convert_sklearn(
+        estimator,
+        initial_types=TYPES,
+        options={id(estimator): {"zipmap": False}},
+        target_opset={"": 18, "ai.onnx.ml": 3},
+    )
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {name: FRAME[[name]].to_numpy() for name in FRAME})
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda own: VotingClassifier([("a", own), ("b", clone(own).set_params(random_state=1))], voting="soft"),
+        lambda own: StackingClassifier([("a", own)], LogisticRegression(), cv=2),
+        lambda own: CalibratedClassifierCV(own, method="isotonic", cv=2),
+        lambda own: FixedThresholdClassifier(own, threshold=0.4),
+    ],
+    ids=["vote", "stack", "calibrated", "threshold"],
+)
+def test_tables_with_text(build):
+    estimator = build(RealMLPClassifier(**SMALL))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator.fit(FRAME, TARGETS["two strings"])
+    label, values = of_table(estimator)
+    same_labels(label, estimator.predict(FRAME))
+    assert_allclose(values, estimator.predict_proba(FRAME), rtol=0, atol=2e-6)
+
+
+def test_rows_of_text_are_not_passed_through():
+    estimator = StackingClassifier([("a", RealMLPClassifier(**SMALL))], RealMLPClassifier(**SMALL), passthrough=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator.fit(FRAME, TARGETS["two strings"])
+    estimator.passthrough = True
+    with pytest.raises(ModelError, match="StackingClassifier takes the columns of this table one by one, and some are"):
+        of_table(estimator)
+
+
+def test_several_outputs_end_a_pipeline():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        net (float[N, 4] X) => (float[N, 3] kind, float[N, 1] size)
+        <float[4, 3] W = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float[4, 1] v = {1, 2, 3, 4}> {
+          kind = MatMul (X, W)
+          size = MatMul (X, v)
+        }""")
+    net = OrtGradientMultiOutput(model, loss={"kind": "log_loss", "size": "squared_error"}, max_iter=20, random_state=0)
+    pipeline = make_pipeline(StandardScaler(), net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipeline.fit(X, {"kind": TARGETS["three strings"], "size": TARGETS["number"]})
+    proto = convert(pipeline, X)
+    assert [output.name for output in proto.graph.output] == [output.name for output in net.to_onnx().graph.output]
+    found = dict(zip([output.name for output in proto.graph.output], results(proto, ROWS), strict=True))
+    expected = pipeline.predict(ROWS)
+    assert np.mean(found["kind_label"].ravel() != expected["kind"]) < 1e-3  # skl2onnx's scaler rounds otherwise
+    assert_allclose(found["kind_probabilities"], pipeline.predict_proba(ROWS)["kind"], rtol=0, atol=1e-5)
+    assert_allclose(found["size"].ravel(), expected["size"], rtol=1e-4, atol=1e-4)
+
+
+def test_other_models_are_converted_by_skl2onnx_as_before():
+    estimator = VotingClassifier(
+        [("a", LogisticRegression()), ("b", LogisticRegression(C=0.1))], voting="soft", flatten_transform=False
+    ).fit(X, TARGETS["three strings"])
+    label, values = converted(estimator)
+    same_labels(label, estimator.predict(ROWS))
+    assert_allclose(values, estimator.predict_proba(ROWS), rtol=0, atol=1e-6)
+    flattened = estimator.set_params(flatten_transform=True)
+    with pytest.raises(NotImplementedError, match="flatten_transform==True is not implemented"):  # their error
+        converted(flattened)
+
+
+def test_the_converter_of_a_user_stays(monkeypatch):
+    names = skl2onnx._supported_operators.sklearn_operator_name_map
+    monkeypatch.setitem(names, VotingClassifier, "Users")
+    register_converters()
+    assert names[VotingClassifier] == "Users"
