@@ -172,7 +172,7 @@ def test_the_exported_graph_of_every_loss_predicts_the_same_bits(name):
     fitted = make(loss=name, max_iter=2).fit(X, y + 1)
     X = X.astype(np.float32)
     outputs = run_onnx(fitted, X)
-    assert_array_equal(fitted.predict(X), outputs[0].reshape(-1))
+    assert_array_equal(fitted.predict(X), outputs[0].reshape(fitted.predict(X).shape))
     if make is small_classifier:
         second = fitted.predict_proba(X) if hasattr(fitted, "predict_proba") else fitted.decision_function(X)
         assert_array_equal(second, outputs[1].reshape(second.shape))
