@@ -126,7 +126,8 @@ def without_low_rank(graph: TrainableModel, changes: Sequence[LowRank] | None = 
     changes = graph.low_rank if changes is None else changes
     if not changes:
         return graph
-    model, factors = graph.model.clone(), factors_of_matrices(changes)
+    model = graph.model.clone()
+    factors = factors_of_matrices(changes)
     ir_graph = model.graph
     sums = {name for one in changes for name in one.sums}
     for node in [node for node in ir_graph if node.name in sums]:
@@ -149,7 +150,8 @@ def matrices_of(graph: TrainableModel) -> list[str]:
 
     These are parameters, and frozen matrices of few bits.
     """
-    values, parameters = graph.model.graph.initializers.values(), set(graph.parameters)
+    values = graph.model.graph.initializers.values()
+    parameters = set(graph.parameters)
     found = [v for v in values if v.name in parameters or matrix_shape(v) is not None]
     return [v.name or "" for v in found if not v.is_graph_output() and next(_products_with(v), None) is not None]
 
@@ -179,8 +181,10 @@ class Product:
 
 def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: np.random.RandomState | None) -> LowRank:
     """Add the change to the matrix, or to the products with it; return the names of the change's parts."""
-    few_bits, name = matrix_shape(matrix), matrix.name or ""
-    products, whole = list(_products_with(matrix)), few_bits is None and _needs_sum(matrix)
+    few_bits = matrix_shape(matrix)
+    name = matrix.name or ""
+    products = list(_products_with(matrix))
+    whole = few_bits is None and _needs_sum(matrix)
     shape = array_of(matrix).shape if few_bits is None else few_bits
     begins_left = products[0].begins_left
     kernel = len(shape) > 2 and not whole
@@ -188,9 +192,11 @@ def _changed(op: GraphBuilder, matrix: ir.Value, rank: int, scale: float, rng: n
     right = (rank, *shape[1:]) if kernel else (rank, math.prod(shape[1:]))
     first = op.taken.free(f"{name}.lora_A")
     last = op.taken.free(f"{name}.lora_B")
-    names, dtype = ((first, last) if begins_left else (last, first)), op.dtype.numpy()
+    names = (first, last) if begins_left else (last, first)
+    dtype = op.dtype.numpy()
     inputs = shape[0] if begins_left else math.prod(shape[1:])
-    first_shape, bound = left if begins_left else right, 1 / math.sqrt(inputs)
+    first_shape = left if begins_left else right
+    bound = 1 / math.sqrt(inputs)
     drawn = np.zeros(first_shape) if rng is None else rng.uniform(-bound, bound, first_shape)
     arrays = (drawn, np.zeros(right)) if begins_left else (np.zeros(left), drawn)
     factors = [op.parameter(n, a.astype(dtype)) for n, a in zip(names, arrays, strict=True)]
@@ -268,7 +274,8 @@ def _convolved_with_factors(op: GraphBuilder, one: Product, factors: Sequence[ir
 
 def _gemm_with_factors(op: GraphBuilder, one: Product, factors: Sequence[ir.Value], scale: float) -> ir.Value:
     first, last = factors if one.begins_left else factors[::-1]
-    turns, alpha = one.transposed, float(attribute(one.node, "alpha", 1.0)) * scale
+    turns = one.transposed
+    alpha = float(attribute(one.node, "alpha", 1.0)) * scale
     if one.index == 1:
         inner = op.Gemm(one.node.inputs[0], first, transA=one.node.attributes.get_int("transA", 0), transB=turns)
         return op.Gemm(inner, last, alpha=alpha, transB=turns)

@@ -150,10 +150,13 @@ class GraphBuilder:
         types: dict[int, ir.DataType] = {}  # types of outputs that are known without inference
         if domain:
             self.graph.opset_imports.setdefault(domain, 1)
-            values, attributes = [self.value(x) for x in inputs], dict[str, Any](keywords)
+            values = [self.value(x) for x in inputs]
+            attributes = dict[str, Any](keywords)
         else:
             # Keywords that are inputs in this opset become operands.
-            signature, operands, attributes = _signature_of(op_type, self.opset), list(inputs), dict[str, Any](keywords)
+            signature = _signature_of(op_type, self.opset)
+            operands = list(inputs)
+            attributes = dict[str, Any](keywords)
             for key in [k for k in attributes if k in signature.inputs and k not in signature.attributes]:
                 position = signature.inputs.index(key)
                 operands += [None] * (position + 1 - len(operands))

@@ -312,7 +312,8 @@ class CosineLog(Planned):
         self.cycles = cycles
 
     def factor(self, progress: Progress) -> float:
-        step, total = progress.step, total_steps_of(self, self.total_steps, progress)
+        step = progress.step
+        total = total_steps_of(self, self.total_steps, progress)
         if step >= total:
             return 0.0
         return (1.0 - cos(2.0 * pi * log2(1.0 + (2.0**self.cycles - 1.0) * step / total))) / 2.0
@@ -364,8 +365,11 @@ class OneCycle(Planned):
         self.final = final
 
     def factor(self, progress: Progress) -> float:
-        step, total = progress.step, total_steps_of(self, self.total_steps, progress)
-        top, end = self.warmup_fraction * total - 1.0, total - 1.0  # PyTorch counts T steps from 0 to T - 1
+        step = progress.step
+        total = total_steps_of(self, self.total_steps, progress)
+        # PyTorch counts T steps from 0 to T - 1
+        top = self.warmup_fraction * total - 1.0
+        end = total - 1.0
         if step >= end:
             return float(self.final)
         if step < top:

@@ -186,7 +186,8 @@ def no_output_weights(size: int) -> OutputWeights:
 def output_weights(parameters: FlatParameters, scores: Scores, among: Sequence[str] | None = None) -> OutputWeights:
     """Return the weights that scale and shift the scores, among all parameters or those of these names."""
     before = _columns(scores)
-    size, columns = np.abs(before).max(initial=0.0), before.shape[1]
+    size = np.abs(before).max(initial=0.0)
+    columns = before.shape[1]
     names = parameters.names if among is None else tuple(among)
     names = names if len(names) <= MOST_NAMES else ()
 
@@ -274,7 +275,8 @@ def _fitted(
         value, gradient = finite(*objective(moved(z), weights), highest)
         return value, np.concatenate([[gradient @ factor if scales else 0.0], output.shift_gradient(gradient)])
 
-    zero, highest = np.zeros(1 + len(output.shifts)), OUT_OF_DOMAIN * (1 + abs(objective(start, weights)[0]))
+    zero = np.zeros(1 + len(output.shifts))
+    highest = OUT_OF_DOMAIN * (1 + abs(objective(start, weights)[0]))
     end = scipy.optimize.minimize(loss, zero, jac=True, method="L-BFGS-B", options={"maxiter": 50})
     return start if not np.isfinite(end.fun) else moved(np.asarray(end.x))
 

@@ -126,7 +126,8 @@ class Paths:
 
         The search scales the parameters by the metric.
         """
-        scale, highest = 1 / np.sqrt(self._metric), sys.float_info.max / OUT_OF_DOMAIN
+        scale = 1 / np.sqrt(self._metric)
+        highest = sys.float_info.max / OUT_OF_DOMAIN
 
         def loss(u: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = finite(*self._loss(anchor + scale * u, weights, share, whole=whole), highest)
@@ -169,7 +170,8 @@ def metric(
     columns of the data may have different scales. With ``damping``, everything is in units of the damped weights.
     """
     units = 1.0 if damping is None else damping
-    squares, result = objective.squared_gradients(vector / units, rng) / units**2, np.empty(len(vector))
+    squares = objective.squared_gradients(vector / units, rng) / units**2
+    result = np.empty(len(vector))
     parameters = objective.parameters
     for name in parameters.names:
         own = squares[parameters.span(name)]
@@ -276,7 +278,8 @@ def cross_validated(paths: Paths, folds: np.ndarray) -> Choice:
     candidates = [Candidate(name, np.inf, at[name], [own[name] for own in points]) for name in recalibrated[2:]]
     for name in [*recalibrated[:2], *others]:
         # Begin with the strongest pull, and weaken it until the losses of held-out rows rise.
-        strengths, found = paths.strengths(name), list[Candidate]()
+        strengths = paths.strengths(name)
+        found = list[Candidate]()
         starts = [own[name] for own in points]
         walks = [
             paths.along(name, start, weights, strengths, whole=False)
@@ -308,7 +311,8 @@ class HeldOut:
     """
 
     def __init__(self, objective: RowObjective, folds: np.ndarray) -> None:
-        self._objective, self._groups = objective, list(_groups(folds))
+        self._objective = objective
+        self._groups = list(_groups(folds))
         self.averages = bool((folds != UNUSED).all())
         self.sizes = np.array([objective.weights[rows].sum() for _, rows in self._groups])
 

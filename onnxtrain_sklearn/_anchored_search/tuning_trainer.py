@@ -95,7 +95,8 @@ class FineTuningTrainer(Trainer):
                 "fine-tuning takes none. Leave the callback out, or set finetune=None."
             )
         self._kept.copy_first()
-        objective, old = self._objective, self._vector.astype(np.float64)
+        objective = self._objective
+        old = self._vector.astype(np.float64)
         before = objective.loss(old, objective.weights)
         if self._record(before, self.batches.n_rows):
             return self._conclude(True)
@@ -150,13 +151,17 @@ class FineTuningTrainer(Trainer):
 
         assert self._validate is not None
         found: list[tuple[str, float, float]] = []
-        best, best_score, best_strength = paths.old, -np.inf, np.inf
+        best = paths.old
+        best_score = -np.inf
+        best_strength = np.inf
         for name, strength, vector in every_candidate(paths):
             self._vector[...] = vector
             score = self._validate() if self.validation_loss is None else -self.validation_loss()
             found.append((name, strength, -np.inf if np.isnan(score) else score))
             if found[-1][2] > best_score:  # of equal scores, the first candidate wins
-                best, best_score, best_strength = vector, found[-1][2], strength
+                best = vector
+                best_score = found[-1][2]
+                best_strength = strength
         names, strengths, scores = (np.array(column) for column in zip(*found, strict=True))
         shares = np.eye(1, len(scores), int(np.argmax(scores)))[0]
         report = {"candidate": names, "strength": strengths, "score": scores, "share": shares}
@@ -173,7 +178,8 @@ def every_candidate(paths: Paths) -> Iterator[tuple[str, float, np.ndarray]]:
 
 def mean_of(choice: Choice, paths: Paths) -> np.ndarray:
     """Return the mean of the candidates, trained on all rows, weighted by their shares."""
-    weights, result = paths.objective.weights, np.zeros(len(paths.old))
+    weights = paths.objective.weights
+    result = np.zeros(len(paths.old))
     for name, anchor in paths.anchors(weights).items():
         pairs = zip(choice.candidates, choice.shares, strict=True)
         own = {one.strength: share for one, share in pairs if one.anchor == name and share}
@@ -199,7 +205,8 @@ HEAD_ONLY, NEW_HEAD = "head only", "new head"
 
 def head_weights(objective: RowObjective, head: Sequence[str]) -> OutputWeights:
     """Return the weights of the head, which scale the scores, and its bias, which shifts them."""
-    parameters, places = objective.parameters, np.arange(len(objective.parameters.vector))
+    parameters = objective.parameters
+    places = np.arange(len(objective.parameters.vector))
     scaled = np.zeros(len(places), bool)
     for name in head:
         scaled[parameters.span(name)] = True
@@ -219,7 +226,8 @@ class HeadPaths(Paths):
         head: Sequence[str],
         rng: np.random.RandomState,
     ) -> None:
-        output, cost = head_weights(objective, head), metric(objective, start, rng)
+        output = head_weights(objective, head)
+        cost = metric(objective, start, rng)
         super().__init__(tuner, objective, start, output, np.where(output.scaled, cost, np.inf))
 
     def anchors(self, weights: np.ndarray) -> dict[str, np.ndarray]:

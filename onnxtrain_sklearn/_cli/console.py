@@ -284,10 +284,14 @@ def epochs_shown(
 
     ``limit`` is the most seconds of the fit. The callbacks are removed afterwards: a stored estimator has only its own.
     """
-    own, limits, networks, planned = estimator.callbacks, list[Any](), 1, estimator
+    own = estimator.callbacks
+    limits = list[Any]()
+    networks = 1
+    planned = estimator
     if isinstance(estimator, BaseRecipe):
         planned = estimator._for_rows(n_rows)
-        networks, limit = int(planned.n_ensembles), estimator.time_limit
+        networks = int(planned.n_ensembles)
+        limit = estimator.time_limit
     elif limit is not None:
         limits = [TimeLimit(limit)]
     total = None if isinstance(planned.max_iter, str) else int(planned.max_iter)

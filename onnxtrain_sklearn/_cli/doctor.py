@@ -294,7 +294,8 @@ def _bench(options: argparse.Namespace, console: Console) -> Outcome:
     settings = parsed_settings(options.set)
     if fixed := [name for name in ("batch_size", "max_iter", "callbacks", "model") if name in settings]:
         raise UsageError(f"--set {fixed[0]!r} is set by bench itself (--batch, --seconds).")
-    rng, rows = np.random.default_rng(0), options.batch * STEPS
+    rng = np.random.default_rng(0)
+    rows = options.batch * STEPS
     if option.kind == "graph":
         problem = _graph_problem(option, rng, rows)
     elif 2 <= options.classes <= rows:

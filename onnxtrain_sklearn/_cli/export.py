@@ -78,7 +78,8 @@ def _gradient(options: argparse.Namespace, console: Console) -> Outcome:
 def _with_sum(proto: onnx.ModelProto, of: str) -> tuple[onnx.ModelProto, str]:
     """Return a copy of the model with the sum of an output as a further output, and the name of the sum."""
     graph = infer_shapes(from_proto(proto)).graph
-    value, name = next(one for one in graph.outputs if one.name == of), f"{of}_sum"
+    value = next(one for one in graph.outputs if one.name == of)
+    name = f"{of}_sum"
     if not is_float(value):
         raise UsageError(f"--of {of!r} holds no floats, which alone have a gradient.")
     if name in {one.name for node in graph.all_nodes() for one in node.outputs} | {v.name for v in graph.inputs}:

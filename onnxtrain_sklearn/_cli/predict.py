@@ -175,7 +175,8 @@ def _write_parquet(results: Iterator[Results], folder: Path, name: str | None) -
                 number, in_file = number + 1, 0
             writer.write_table(table)
             in_file += table.num_rows
-            rows, columns = rows + table.num_rows, table.column_names
+            rows = rows + table.num_rows
+            columns = table.column_names
     return rows, columns
 
 
@@ -222,7 +223,8 @@ def runner_of(path: Path, table: Mapping[str, object] | None = None) -> Runner:
         raise UsageError(f"There is no file {str(path)!r}.")
     model = read(path)
     require_survivable(model)
-    content, threads = model.SerializeToString(), devices.available_threads()
+    content = model.SerializeToString()
+    threads = devices.available_threads()
     session = sessions.create_session(content, devices.resolve_device(), threads=threads)
     own = session.get_modelmeta().custom_metadata_map.get(TABLE_KEY, "{}")
     return Runner(session, json.loads(own) if table is None else table)
@@ -273,7 +275,8 @@ class Runner:
 
     def run(self, frame: pandas.DataFrame) -> dict[str, Output]:
         """Return the outputs for the rows of a table, by name."""
-        names, feeds = [output.name for output in self.session.get_outputs()], self.feeds(frame)
+        names = [output.name for output in self.session.get_outputs()]
+        feeds = self.feeds(frame)
         size = self.rows
         if self._fixed and len(frame) % size:
             raise ValueError(
@@ -312,7 +315,8 @@ class Runner:
         if one.name not in frame.columns:
             hint = nearest(one.name, list(frame.columns))
             raise UsageError(f"The model's input {one.name!r} is no column of the table.{hint}")
-        wanted, series = sessions.ARRAY_TYPES.get(one.type), frame[one.name]
+        wanted = sessions.ARRAY_TYPES.get(one.type)
+        series = frame[one.name]
         if wanted is None:
             raise ValueError(f"The model's input {one.name!r} is a {one.type}, which no column of a table can be.")
         if wanted is object:
@@ -332,7 +336,8 @@ def _matrix(one: InputSpec, frame: pandas.DataFrame) -> np.ndarray:
         raise ValueError(
             f"The model takes a matrix of numbers, and column {texts[0]!r} holds text: leave it out by --drop."
         )
-    wanted, row = sessions.ARRAY_TYPES.get(one.type, np.float32), list(one.shape or [None, None])[1:]
+    wanted = sessions.ARRAY_TYPES.get(one.type, np.float32)
+    row = list(one.shape or [None, None])[1:]
     known = [size for size in row if isinstance(size, int)]
     if len(known) == len(row) and int(np.prod(known)) != len(frame.columns):
         raise UsageError(

@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = build_parser(given).parse_args(given)
     options.command_line = shlex.join(["onnxtrain-sklearn", *given])
-    name, console = options.command_name, Console(options.json, options.quiet)
+    name = options.command_name
+    console = Console(options.json, options.quiet)
     try:
         with console.warnings_in_a_line():
             outcome = options.run(options, console)
@@ -79,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.traceback:
             raise
         is_usage = isinstance(error, UsageError | InvalidParameterError)
-        status, text = WRONG_USAGE if is_usage else FAILED, sentence(error)
+        status = WRONG_USAGE if is_usage else FAILED
+        text = sentence(error)
         console.error(f"error: {text}")
         if status == WRONG_USAGE:
             console.error(f"See onnxtrain-sklearn {name} --help.")
@@ -116,7 +118,8 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
             continue
         command = listed.load()
         one.formatter_class = argparse.RawDescriptionHelpFormatter
-        one.description, one.epilog = f"{listed.summary[0].upper()}{listed.summary[1:]}.", command.notes
+        one.description = f"{listed.summary[0].upper()}{listed.summary[1:]}."
+        one.epilog = command.notes
         command.add_arguments(one)
         common = one.add_argument_group("output")
         common.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")

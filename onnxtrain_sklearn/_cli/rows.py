@@ -199,7 +199,9 @@ class BlockRows:
 
     def evenly_spaced(self, most: int) -> Rows:
         """Return every k-th row, for the smallest k with at most ``most`` rows."""
-        step, skip, parts = -(-self.n_rows // most), 0, list[Rows]()
+        step = -(-self.n_rows // most)
+        skip = 0
+        parts = list[Rows]()
         for one in self.parts():
             parts.append(Rows(one.frame.iloc[skip::step].copy(), one.y[skip::step].copy()))  # views would hold all
             skip = (skip - one.n_rows) % step
@@ -232,7 +234,8 @@ class _PreparedBlocks:
 
     def __init__(self, rows: BlockRows, prepare: Callable[[Any], Any]) -> None:
         self._rows, self._prepare = rows, prepare
-        self.sizes, self.buffer_rows = rows.sizes, rows.table.buffer_rows
+        self.sizes = rows.sizes
+        self.buffer_rows = rows.table.buffer_rows
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -317,7 +320,8 @@ def rows_to_train(
         console.progress(f"{name}: {len(frame)} rows, {len(columns)} columns besides the target")
         console.progress(f"target {target.name!r}: {target.task}, as {target.reason}")
         look(frame)
-        train, test = Rows(frame, target.values_of(whole[target.name]), order), None
+        train = Rows(frame, target.values_of(whole[target.name]), order)
+        test = None
         if options.test is None and options.holdout:
             train, test = _split(train, target.task, options.holdout, options.seed)
 

@@ -78,11 +78,15 @@ class Scores:
     """
 
     def __init__(self, task: TableTask, labels: Sequence[Any] = (), positive: Any = None) -> None:
-        self._task, self._labels, self.positive = task, list(labels), positive
+        self._task = task
+        self._labels = list(labels)
+        self.positive = positive
         self._n_rows = 0
         self._counts: Counter[tuple[Any, Any]] = Counter()  # of pairs of true and predicted labels
         self._log_loss: float | None = 0.0 if self._labels else None
-        self._moments, self._errors, self._squares = Moments(), 0.0, 0.0
+        self._moments = Moments()
+        self._errors = 0.0
+        self._squares = 0.0
         self._ranked: list[tuple[np.ndarray, np.ndarray]] = []  # whether rows are positive, and their probabilities
 
     def update(self, y: np.ndarray, predicted: np.ndarray, probabilities: np.ndarray | None = None) -> None:
@@ -269,7 +273,8 @@ def assess(trained: Trained, train: Rows, test: Rows, task: TableTask, *, positi
         model.fit(before, train.y)
         known = model.classes_.tolist() if task == "classification" else []
         shares = model.predict_proba(table) if known else None
-        scores, answers = Scores(task, known, positive), np.asarray(model.predict(table))
+        scores = Scores(task, known, positive)
+        answers = np.asarray(model.predict(table))
         scores.update(test.y, answers, shares)
         baselines[name], losses[name] = scores.by_name(), row_losses(test.y, answers, shares, known)
     own_losses = row_losses(test.y, predicted, probabilities, labels)
@@ -292,7 +297,8 @@ def best_threshold(scores: Scores, score: str) -> Threshold | None:
     """Return the best one of the probabilities, of many evenly spaced ones; None without two classes."""
     if (ranked := scores.ranked()) is None:
         return None
-    step, measure = -(-len(ranked[0]) // MOST_ROWS_OF_THRESHOLD), THRESHOLD_SCORES[score]
+    step = -(-len(ranked[0]) // MOST_ROWS_OF_THRESHOLD)
+    measure = THRESHOLD_SCORES[score]
     positive, chance = ranked[0][::step], ranked[1][::step]
     candidates = np.unique(chance)
     if len(candidates) > MOST_THRESHOLDS:
@@ -379,7 +385,8 @@ def verdict(
 def _importances(trained: Trained, test: Rows, labels: Sequence[Any], seed: int) -> dict[str, tuple[float, float]]:
     """Return permutation importances of the columns, on up to ``IMPORTANCE_ROWS`` rows."""
     step = -(-len(test.y) // IMPORTANCE_ROWS)
-    frame, y = test.frame[trained.columns].iloc[::step], test.y[::step]
+    frame = test.frame[trained.columns].iloc[::step]
+    y = test.y[::step]
 
     def score(estimator: Any, X: pandas.DataFrame, y: np.ndarray) -> float:
         table = trained.prepare(X)

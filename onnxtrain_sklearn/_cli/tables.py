@@ -532,7 +532,8 @@ def target_of(frame: pandas.DataFrame, name: str, task: TableTask | None) -> Tar
     if missing := int(series.isna().sum()):
         raise ValueError(f"The target {name!r} is missing in {missing} of {len(series)} rows: remove these rows.")
     # Whole numbers in floats are read like integers: pandas makes floats of a column with a missing value.
-    kind, numbers = series.dtype.kind, series.to_numpy(np.float64) if series.dtype.kind in "iuf" else None
+    kind = series.dtype.kind
+    numbers = series.to_numpy(np.float64) if series.dtype.kind in "iuf" else None
     is_whole = numbers is not None and bool((numbers == np.rint(numbers)).all())
     if task is not None:
         reason = "--task or the model says"

@@ -249,7 +249,8 @@ def _train(options: argparse.Namespace, console: Console) -> Outcome:
     if options.report is not None:
         matrix, calibration, assessment = None, None, None
         if test is not None:
-            matrix, calibration = found["test"].confusion(), calibration_of(found["test"])
+            matrix = found["test"].confusion()
+            calibration = calibration_of(found["test"])
             console.progress("The report compares with models of scikit-learn.")
             assessment = assess(
                 trained, splits.train.sample(), test.sample(), target.task, positive=positive, seed=options.seed

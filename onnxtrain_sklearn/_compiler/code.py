@@ -176,7 +176,8 @@ class BoundCode:
         start = -(scratch.ctypes.data // 4) % LINE
         named = [(inputs[name], size) for name, size in code.inputs.items()]
         named += [(outputs[name], size) for name, size in code.outputs.items()]
-        self._checks, self._status = code.checks, np.zeros(2, np.float32)
+        self._checks = code.checks
+        self._status = np.zeros(2, np.float32)
         arrays = [*(array for array, _ in named), *code.constants, scratch[start:], self._status]
         assert all(array.size == size for array, size in named)
         types = [code.types.get(name, np.float32) for name in (*code.inputs, *code.outputs)]

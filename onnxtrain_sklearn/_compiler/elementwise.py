@@ -53,7 +53,9 @@ SINE = (-0.16666667, 0.008333379, -0.0001985307, 2.83269e-06)
 """(sin(r) / r - 1) / r² in r² for r to pi/4."""
 COSINE = (-0.5, 0.041666646, -0.0013887311, 2.4432564e-05)
 """(cos(r) - 1) / r² in r² for r to pi/4."""
-HALF_PI, HALF_PI_REST = math.pi / 2, 6.123233995736766e-17  # the rest is what float64 cannot hold of pi / 2
+# the rest is what float64 cannot hold of pi / 2
+HALF_PI = math.pi / 2
+HALF_PI_REST = 6.123233995736766e-17
 DOUBLE_SHIFT = 1.5 * 2**52
 QUARTERS = (
     (2.0**45, 2.0**-45, 7195080.5, 0.010333986254408956, -1.9119835564607365e-11),
@@ -275,7 +277,8 @@ def _wave(x: Floats, phase: int) -> Floats:
     pairs = zip(_quarters_nearby(double), _quarters_far(double), strict=True)
     shifted, angle = (abs(double).where("olt", QUARTERS[0][0], *pair) for pair in pairs)
     r = in_precision(angle, "float")
-    lost, square = in_precision(angle - in_precision(r, "double"), "float"), r * r
+    lost = in_precision(angle - in_precision(r, "double"), "float")
+    square = r * r
     sine = polynomial(SINE, square).times_plus(square * r, lost) + r
     cosine = polynomial(COSINE, square).times_plus(square, 1.0)
     quarters = shifted.bits() + phase

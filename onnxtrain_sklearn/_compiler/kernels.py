@@ -72,7 +72,9 @@ def load_part(text: Text, array: str, offset: Index, part: Masked) -> str:
     """Add neighboring elements of an array; lanes outside the mask are 0 and are not read."""
     if not part.mask:
         return text.load(array, offset, part.lanes)
-    whole, bits, name = vector_type(part.lanes), f"<{part.lanes} x i1>", f"v{part.lanes}f32.p0"
+    whole = vector_type(part.lanes)
+    bits = f"<{part.lanes} x i1>"
+    name = f"v{part.lanes}f32.p0"
     text.declare(f"declare {whole} @llvm.masked.load.{name}(ptr, i32, {bits}, {whole})")
     operands = f"ptr {text.address(array, offset)}, i32 4, {bits} {part.mask}, {whole} zeroinitializer"
     return text.value(f"call {whole} @llvm.masked.load.{name}({operands})")
@@ -82,7 +84,9 @@ def store_part(text: Text, value: str, array: str, offset: Index, part: Masked) 
     """Write neighboring elements of an array; lanes outside the mask are not written."""
     if not part.mask:
         return text.store(value, array, offset, part.lanes)
-    whole, bits, name = vector_type(part.lanes), f"<{part.lanes} x i1>", f"v{part.lanes}f32.p0"
+    whole = vector_type(part.lanes)
+    bits = f"<{part.lanes} x i1>"
+    name = f"v{part.lanes}f32.p0"
     text.declare(f"declare void @llvm.masked.store.{name}({whole}, ptr, i32, {bits})")
     operands = f"{whole} {value}, ptr {text.address(array, offset)}, i32 4, {bits} {part.mask}"
     text.execute(f"llvm.masked.store.{name}", [operands])
@@ -272,7 +276,8 @@ class Dots:
             size //= 2
         while size > 1:
             lanes = self.rows * size
-            sums, size = [joined_halves(text, (sums[0], "poison"), lanes, size, lanes, summed)], size // 2
+            sums = [joined_halves(text, (sums[0], "poison"), lanes, size, lanes, summed)]
+            size = size // 2
         return [shuffled(text, (sums[0], "poison"), self.rows, [i]) for i in range(self.rows)]
 
 

@@ -60,7 +60,9 @@ class Text:
     """The lines of a function."""
 
     def __init__(self) -> None:
-        self.lines, self._count, self._block = list[str](), 0, "entry"
+        self.lines = list[str]()
+        self._count = 0
+        self._block = "entry"
         self._declared = dict[str, None]()
 
     def function(self, name: str, arguments: Sequence[str]) -> str:
@@ -112,13 +114,15 @@ class Text:
         """Add a vector of equal numbers."""
         if width == 1:
             return value
-        type_, zeros = vector_type(width), f"{integers(width)} zeroinitializer"
+        type_ = vector_type(width)
+        zeros = f"{integers(width)} zeroinitializer"
         first = self.value(f"insertelement {type_} poison, float {value}, i64 0")
         return self.value(f"shufflevector {type_} {first}, {type_} poison, {zeros}")
 
     def call(self, name: str, operands: Sequence[str], width: int, element: str = "float") -> str:
         """Add the result of one of LLVM's functions, such as "fma", for each element: of float32, or of "double"."""
-        type_, bits = vector_type(width, element), "f32" if element == "float" else "f64"
+        type_ = vector_type(width, element)
+        bits = "f32" if element == "float" else "f64"
         own = f"@llvm.{name}.{bits if width == 1 else f'v{width}{bits}'}"
         self.declare(f"declare {type_} {own}({', '.join([type_] * len(operands))})")
         return self.value(f"call {type_} {own}({', '.join(f'{type_} {one}' for one in operands)})")
@@ -141,7 +145,9 @@ class Text:
     def loop(self, stop: Index, step: int = 1, carried: Sequence[tuple[str, str]] = ()) -> Iterator[Loop]:
         """Write a loop from 0 to ``stop``, which is not 0; ``carried`` holds the types and first values."""
         self._count += 1
-        before, label, after = self._block, f"b{self._count}", f"e{self._count}"
+        before = self._block
+        label = f"b{self._count}"
+        after = f"e{self._count}"
         loop = Loop(f"%{label}_i", [f"%{label}_{i}" for i in range(len(carried))])
         self.lines += [f"  br label %{label}", f"{label}:"]
         self._block, place = label, len(self.lines)
@@ -245,7 +251,8 @@ class Floats:
 
     def bits(self) -> Words:
         """Return the bits of the numbers; of float64, the last 32."""
-        single, words = self.element == "float", integers(self.width)
+        single = self.element == "float"
+        words = integers(self.width)
         whole = words if single else vector_type(self.width, "i64")
         name = self.text.value(f"bitcast {_type(self)} {self.name} to {whole}")
         last = name if single else self.text.value(f"trunc {whole} {name} to {words}")

@@ -52,7 +52,8 @@ def _clip(plan: FunctionPlan, node: ir.Node) -> View:
 
 def _power(plan: FunctionPlan, node: ir.Node) -> View:
     base, exponent = operand_views(plan, node)
-    base, number = base.broadcast(np.broadcast_shapes(base.shape, exponent.shape)), exponent.buffer.number
+    base = base.broadcast(np.broadcast_shapes(base.shape, exponent.shape))
+    number = exponent.buffer.number
     if number == 0.5:
         return plan.elementwise(EMIT["Sqrt"], [base])
     if number not in (1.0, 2.0, 3.0):  # these become products
@@ -102,9 +103,11 @@ def _matmul(plan: FunctionPlan, node: ir.Node) -> View:
     left = left if len(left.shape) > 1 else left._replace(shape=(1, *left.shape), strides=(0, *left.strides))
     right = right if len(right.shape) > 1 else right._replace(shape=(*right.shape, 1), strides=(*right.strides, 0))
     if len(right.shape) == 2 and left.is_contiguous:  # a single right matrix multiplies the rows of all left ones
-        count, inner = math.prod(left.shape[:-1]), left.shape[-1]
+        count = math.prod(left.shape[:-1])
+        inner = left.shape[-1]
         strides = left.strides if len(left.shape) == 2 else (inner, 1)
-        left, result = left._replace(shape=(count, inner), strides=strides), new_view((count, right.shape[-1]))
+        left = left._replace(shape=(count, inner), strides=strides)
+        result = new_view((count, right.shape[-1]))
     else:
         stack = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         left, right = (view.broadcast((*stack, *view.shape[-2:])) for view in (left, right))
@@ -114,7 +117,8 @@ def _matmul(plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> View:
-    source, shape = plan.view(first_operand(node)), plan.shape(node.outputs[0])
+    source = plan.view(first_operand(node))
+    shape = plan.shape(node.outputs[0])
     axes = _reduced_axes(node, len(source.shape))
     if not axes:
         return source
@@ -122,7 +126,8 @@ def _reduction(rule: Joining, mean: bool, plan: FunctionPlan, node: ir.Node) -> 
     kept = [i for i in range(len(source.shape)) if i not in axes]
     split = kept.index(axes[-1] + 1) if axes[-1] + 1 in kept else len(kept)
     if axes != list(range(axes[0], axes[-1] + 1)):  # move the axes to the end, next to each other
-        source, split = source.permuted([*kept, *axes]), len(kept)
+        source = source.permuted([*kept, *axes])
+        split = len(kept)
         kept, axes = list(range(len(kept))), list(range(len(kept), len(source.shape)))
     sizes = [[source.shape[i] for i in part] for part in (kept[:split], axes, kept[split:])]
     before, count, after = map(math.prod, sizes)
@@ -158,15 +163,18 @@ def _log_sum_exp(plan: FunctionPlan, node: ir.Node) -> View:
     if _reduced_axes(node, len(source.shape)) != [len(source.shape) - 1]:
         raise NotCompiledError(f"{queries.node_label(node)} is over other axes than the last")
     # The stage needs a place for the differences, which nothing reads.
-    given, logarithm = plan.contiguous(source), new_view(source.shape)
+    given = plan.contiguous(source)
+    logarithm = new_view(source.shape)
     total = new_view((*source.shape[:-1], 1))
     plan.add(SoftmaxStage(given, logarithm, True, total), total)
     return plan.reshaped(total, plan.shape(node.outputs[0]))
 
 
 def _concat(plan: FunctionPlan, node: ir.Node) -> View:
-    parts, result = operand_views(plan, node), new_view(plan.shape(node.outputs[0]))
-    axis, start = queries.attribute(node, "axis", 0) % len(result.shape), 0
+    parts = operand_views(plan, node)
+    result = new_view(plan.shape(node.outputs[0]))
+    axis = queries.attribute(node, "axis", 0) % len(result.shape)
+    start = 0
     for part in parts:
         plan.copy_into(part, result.part(axis, start, part.shape[axis]))
         start += part.shape[axis]
@@ -175,7 +183,8 @@ def _concat(plan: FunctionPlan, node: ir.Node) -> View:
 
 def _pad(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the operand between constants."""
-    source, rest = plan.view(first_operand(node)), [queries.operand(node, i) for i in (1, 2, 3)]
+    source = plan.view(first_operand(node))
+    rest = [queries.operand(node, i) for i in (1, 2, 3)]
     counts, value, axes = (None if one is None else queries.constant(one) for one in rest)
     known = (value is not None or rest[1] is None) and (axes is not None or rest[2] is None)
     constant = queries.attribute(node, "mode", "constant") == "constant"
@@ -192,7 +201,8 @@ def _pad(plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def _slice(plan: FunctionPlan, node: ir.Node) -> View:
-    view, (_, *given) = plan.view(first_operand(node)), node.inputs
+    view = plan.view(first_operand(node))
+    _, *given = node.inputs
     numbers = [None if one is None else queries.constant(one) for one in given]
     if len(numbers) < 2 or any(n is None for n, one in zip(numbers, given, strict=True) if one is not None):
         raise NotCompiledError(f"{queries.node_label(node)} has bounds that are computed")
@@ -210,8 +220,10 @@ def _slice(plan: FunctionPlan, node: ir.Node) -> View:
 
 
 def _parts_of_view(plan: FunctionPlan, node: ir.Node) -> list[View]:
-    view, parts = plan.view(first_operand(node)), list[View]()
-    axis, start = queries.attribute(node, "axis", 0) % len(view.shape), 0
+    view = plan.view(first_operand(node))
+    parts = list[View]()
+    axis = queries.attribute(node, "axis", 0) % len(view.shape)
+    start = 0
     for output in node.outputs:
         length = plan.shape(output)[axis]
         parts.append(view.part(axis, start, length))
@@ -236,7 +248,8 @@ def _layer_normalization(plan: FunctionPlan, node: ir.Node) -> list[View]:
 
 
 def _row_means(plan: FunctionPlan, view: View) -> View:
-    count, result = view.shape[-1], new_view((*view.shape[:-1], 1))
+    count = view.shape[-1]
+    result = new_view((*view.shape[:-1], 1))
     stage = ReductionStage(plan.contiguous(view), result, view.size // count, count, 1, SUM, count)
     return plan.add(stage, result)
 
@@ -264,9 +277,11 @@ is a loop of its own, so it bounds the text that is compiled."""
 
 def _gather(plan: FunctionPlan, node: ir.Node) -> View:
     """Select parts of a table along an axis."""
-    table, value = plan.view(first_operand(node)), node.inputs[1]
+    table = plan.view(first_operand(node))
+    value = node.inputs[1]
     assert value is not None
-    axis, known = _selected_axis(node, table), queries.constant(value)
+    axis = _selected_axis(node, table)
+    known = queries.constant(value)
     if known is not None:
         places = _known_places(node, known, table.shape[axis])
         if (parts := _runs_of_indices(places)) is not None:
@@ -318,7 +333,8 @@ def _joined_runs(
     parts = [table.part(axis, start, count, step) for start, count, step in runs]
     if len(parts) == 1 and len(shape) < 2:
         return parts[0] if shape else parts[0].without(axis)
-    result, start = new_view((*table.shape[:axis], sum(run[1] for run in runs), *table.shape[axis + 1 :])), 0
+    result = new_view((*table.shape[:axis], sum(run[1] for run in runs), *table.shape[axis + 1 :]))
+    start = 0
     for part in parts:
         plan.copy_into(part, result.part(axis, start, part.shape[axis]))
         start += part.shape[axis]
@@ -372,10 +388,12 @@ _JOINS: Mapping[str, Join | None] = {
 def _scatter_elements(plan: FunctionPlan, node: ir.Node) -> View:
     """Copy a table and write elements to it in order; a reduction joins each with the one in its place."""
     table, updates = plan.view(first_operand(node)), plan.view(_third(node))
-    axis, join = _selected_axis(node, table), _JOINS[queries.attribute(node, "reduction", "none")]
+    axis = _selected_axis(node, table)
+    join = _JOINS[queries.attribute(node, "reduction", "none")]
     if join is not None and first_operand(node).dtype in (ir.DataType.INT64, ir.DataType.INT32):
         raise NotCompiledError(f"{queries.node_label(node)} computes with integers")
-    indices, updates = _index_view(plan, node, table, axis), loaded(plan, updates)
+    indices = _index_view(plan, node, table, axis)
+    updates = loaded(plan, updates)
     result = plan.copy(table)
     at = _along(result, axis, indices.shape)
     given = updates._replace(shape=indices.shape)
@@ -397,7 +415,8 @@ def _filled(plan: FunctionPlan, node: ir.Node) -> View:
 
 def _triangle(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the elements of matrices on one side of a diagonal, zeros elsewhere."""
-    source, number = plan.view(first_operand(node)), known_operand(node, 1)
+    source = plan.view(first_operand(node))
+    number = known_operand(node, 1)
     offset = 0 if number is None else int(number.reshape(()))
     rows, columns = (np.arange(n) for n in source.shape[-2:])
     distance = columns - rows[:, np.newaxis]
@@ -407,9 +426,12 @@ def _triangle(plan: FunctionPlan, node: ir.Node) -> View:
 
 def _indicators_at(plan: FunctionPlan, node: ir.Node) -> View:
     """Put "on" at the indices along a new axis, "off" elsewhere; an index outside gives "off" everywhere."""
-    indices, depth, values = plan.view(first_operand(node)), known_operand(node, 1), plan.view(_third(node))
+    indices = plan.view(first_operand(node))
+    depth = known_operand(node, 1)
+    values = plan.view(_third(node))
     assert depth is not None
-    rank, length = len(indices.shape) + 1, int(depth.reshape(()))
+    rank = len(indices.shape) + 1
+    length = int(depth.reshape(()))
     axis = int(queries.attribute(node, "axis", -1)) % rank
     negative = plan.elementwise(EMIT["Less"], [indices, plan.number(0.0)])
     turned = plan.elementwise(EMIT["Add"], [indices, plan.number(length)])
@@ -474,7 +496,8 @@ def _require_exact_integers(plan: FunctionPlan, node: ir.Node, view: View) -> No
 
 def _cast(plan: FunctionPlan, node: ir.Node) -> View:
     """Return the operand of a Cast in the type that it names."""
-    value, to = first_operand(node), ir.DataType(queries.attribute(node, "to", 0))
+    value = first_operand(node)
+    to = ir.DataType(queries.attribute(node, "to", 0))
     source, given = plan.view(value), value.dtype
     if to is ir.DataType.BOOL:
         return source if given is ir.DataType.BOOL else plan.elementwise(is_nonzero, [source])

@@ -119,7 +119,8 @@ class FunctionPlan:
     def elementwise(self, emit: EmitElements, operands: Sequence[View]) -> View:
         """Fuse an operation into the first stage of its shape that has its operands; without one, add a stage."""
         shape = np.broadcast_shapes(*(view.shape for view in operands))
-        given, result = [view.broadcast(shape) for view in operands], new_view(shape)
+        given = [view.broadcast(shape) for view in operands]
+        result = new_view(shape)
         # The earliest stage that may have the operation is the last one that writes an operand.
         after = max((self._written.get(view.buffer, -1) for view in given), default=-1)
         for i in range(max(after, 0), len(self.stages)):
@@ -127,7 +128,8 @@ class FunctionPlan:
             if isinstance(stage, Elementwise) and stage.shape == shape:
                 # An operand that this stage writes must be one of its whole results, in the same element order; a view
                 # of one may read elements that are not computed yet.
-                own, computed = [v for v in given if self._written.get(v.buffer, -1) == i], stage.results()
+                own = [v for v in given if self._written.get(v.buffer, -1) == i]
+                computed = stage.results()
                 if all(view in computed for view in own):
                     break
         else:
@@ -226,7 +228,9 @@ def places_of(stages: Sequence[Stage], external: Collection[Buffer]) -> tuple[di
     A buffer gets the first gap, in the order of the stages, that is large enough; places are whole cache lines.
     """
     last = {view.buffer: i for i, stage in enumerate(stages) for view in stage.read()}
-    places, ends, known = dict[Buffer, int](), dict[Buffer, int](), set(external)
+    places = dict[Buffer, int]()
+    ends = dict[Buffer, int]()
+    known = set(external)
     total = 0
     # Reusing memory keeps a small network's intermediate results in the cache.
     for i, stage in enumerate(stages):

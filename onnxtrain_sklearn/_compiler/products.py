@@ -329,7 +329,8 @@ class _ProductWriter:
         elif form is _Form.SWAPPED:
             m, k, n = self._sizes
             other = _ProductWriter(self._text, ProductSizes(n, k, m), self._tile, Used(n, self._used.inner))
-            zeros, into = Matrix(self._zeros(), 0, 0), result if n == 1 else scratch
+            zeros = Matrix(self._zeros(), 0, 0)
+            into = result if n == 1 else scratch
             other._add_panels(right.transposed, left.transposed, Matrix(into, m, 1), zeros, None)
             if n > 1:
                 self._transpose(Matrix(scratch, m, 1), Matrix(result, n, 1), n, m)

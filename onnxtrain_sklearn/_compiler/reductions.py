@@ -39,7 +39,8 @@ def joined(text: Text, value: str, width: int, rule: Joining) -> str:
     lanes = 1 << (width - 1).bit_length()
     value = shuffled(text, (value, literal(rule.neutral, width)), width, range(lanes)) if lanes != width else value
     while lanes > 1:
-        value, lanes = joined_halves(text, (value, "poison"), lanes, lanes, lanes, rule.join), lanes // 2
+        value = joined_halves(text, (value, "poison"), lanes, lanes, lanes, rule.join)
+        lanes = lanes // 2
     return value
 
 

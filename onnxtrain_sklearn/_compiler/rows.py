@@ -106,7 +106,9 @@ class _RowStates:
         # A constant of zeros keeps products with it at zero, whatever the row.
         numbers = {buffer: RowState.FIXED if array.any() else RowState.NOTHING for buffer, array in constants.items()}
         self.states: dict[Buffer, RowState] = {**inputs, **numbers}
-        self.whole, self.batch_size, self.bounded = set(inputs), batch_size, list[Any]()
+        self.whole = set(inputs)
+        self.batch_size = batch_size
+        self.bounded = list[Any]()
 
     def add(self, stage: Stage) -> None:
         if type(stage) not in RULES:
@@ -134,7 +136,8 @@ class _RowStates:
         if not view.shape or view.shape[0] % self.batch_size or view.buffer.size % self.batch_size:
             return False
         # The indices of a row span exactly its elements in the buffer, and none reaches into the next row.
-        width, step = view.buffer.size // self.batch_size, view.strides[0]
+        width = view.buffer.size // self.batch_size
+        step = view.strides[0]
         span = view.offset + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:], strict=True))
         return step * (view.shape[0] // self.batch_size) == width and span < step
 

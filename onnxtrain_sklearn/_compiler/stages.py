@@ -195,7 +195,8 @@ class RangeCheck:
 
     def _outside(self, text: Text, value: str, width: int) -> str:
         """Add the elements that are not in the range, and NONE in place of the others; NaN is in no range."""
-        type_, truths = vector_type(width), "i1" if width == 1 else f"<{width} x i1>"
+        type_ = vector_type(width)
+        truths = "i1" if width == 1 else f"<{width} x i1>"
         tests = [
             text.value(f"fcmp {test} {type_} {value}, {literal(bound, width)}")
             for test, bound in (("oge", self.low), ("olt", self.high))

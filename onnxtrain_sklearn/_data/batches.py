@@ -160,20 +160,26 @@ class ArrayBatches:
         drop_last: bool = False,
         batch: int | None = None,
     ) -> None:
-        self._columns, self._rows, self._weights = dict(columns), rows, sample_weight
+        self._columns = dict(columns)
+        self._rows = rows
+        self._weights = sample_weight
         self._gatherer = _Gatherer(self._columns, sample_weight)
         self.size, self._rng = min(size, len(rows)), rng
         self._batch = self.size if batch is None else batch
         self.passes = -(-self.size // self._batch)
         self._order = rows.copy()
         self._minibatches: list[Minibatch] = []
-        self._n_rows, self.drop_last = len(rows) if n_rows is None else n_rows, drop_last
+        self._n_rows = len(rows) if n_rows is None else n_rows
+        self.drop_last = drop_last
         total = float(len(rows) if sample_weight is None else sample_weight[rows].sum(dtype=np.float64))
         self.weight: float | None = None if drop_last else total
 
     def of(self, columns: Mapping[str, InputData]) -> ArrayBatches:
         """Return minibatches of the same rows and weights, in the same order, of other ``columns``."""
-        rows, size, rng, more = self._rows, self.size, self._rng, {"n_rows": self._n_rows, "batch": self._batch}
+        rows = self._rows
+        size = self.size
+        rng = self._rng
+        more = {"n_rows": self._n_rows, "batch": self._batch}
         return ArrayBatches(columns, rows, self._weights, size, rng, drop_last=self.drop_last, **more)
 
     def column(self, name: str) -> InputData:
@@ -384,7 +390,8 @@ class BlockBatches:
             self._epoch.close()
 
     def _minibatches(self) -> Generator[Minibatch, None, None]:
-        known, order = self._blocks.n_rows, np.arange(len(self._blocks))
+        known = self._blocks.n_rows
+        order = np.arange(len(self._blocks))
         rng = None if known == self.size else self._rng  # the order within a single minibatch does not matter
         if rng is not None and len(order) > 1 and (known is None or known > self._buffer_rows):
             order = self._dealt(rng)
@@ -404,7 +411,8 @@ class BlockBatches:
                     continue
                 yield _Gatherer(*rest).minibatch(np.arange(self.size))
                 yielded, rest = yielded + self.size, None
-            gatherer, whole = _Gatherer(*window), len(rows) // self.size * self.size
+            gatherer = _Gatherer(*window)
+            whole = len(rows) // self.size * self.size
             yield from map(gatherer.minibatch, rows[:whole].reshape(-1, self.size))
             yielded += whole
             rest = _taken(window, rows[whole:]) if whole < len(rows) else None

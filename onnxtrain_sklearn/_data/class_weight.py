@@ -159,7 +159,8 @@ def balanced_labels(labels: Sequence[LabelCounts]) -> list[dict[Any, float]]:
     """
     found = []
     for counts in labels:
-        n_rows, n_classes = counts.totals.sum(), np.count_nonzero(counts.totals)
+        n_rows = counts.totals.sum()
+        n_classes = np.count_nonzero(counts.totals)
         weights = n_rows / (n_classes * np.where(counts.totals > 0, counts.totals, 1.0))
         found.append(dict(zip(counts.labels.tolist(), weights.tolist(), strict=True)))
     return found

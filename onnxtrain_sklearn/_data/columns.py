@@ -281,7 +281,8 @@ def _shown(shape: Sequence[int | None]) -> str:
 def _advice(wanted: tuple[int | None, ...], array: np.ndarray | SparseLike) -> str:
     """Return a remedy for rows that lack the shape ``wanted``, which an input needs; empty if none is known."""
     shape = tuple(array.shape)
-    got, row = shape[1:], ", ".join("?" if w is None else str(w) for w in wanted)
+    got = shape[1:]
+    row = ", ".join("?" if w is None else str(w) for w in wanted)
     same_size = None not in wanted and math.prod(w or 0 for w in wanted) == math.prod(got)
 
     def fits(sizes: Sequence[int]) -> bool:
@@ -460,7 +461,8 @@ def require_unmasked(values: object, name: str) -> None:
     """Raise if a masked array hides values, or the values are not in memory."""
     require_in_memory(values, name)
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        hidden, count = int(np.ma.getmaskarray(values).sum()), values.size
+        hidden = int(np.ma.getmaskarray(values).sum())
+        count = values.size
         raise ValueError(f"{name} is a masked array that hides {hidden} of {count} values: leave out their rows.")
 
 
@@ -630,8 +632,10 @@ def warn_of_steps(numbers: np.ndarray, dtype: DType, name: str) -> None:
     there = numbers[~np.isnan(numbers)]
     if not there.size or np.abs(there).max() > np.finfo(str(dtype)).max:
         return
-    largest, spread = np.abs(there).max(), float(there.std(dtype=np.float64))
-    step, constant = float(np.spacing(largest.astype(dtype))), np.ptp(there) <= COARSE * np.spacing(largest)
+    largest = np.abs(there).max()
+    spread = float(there.std(dtype=np.float64))
+    step = float(np.spacing(largest.astype(dtype)))
+    constant = np.ptp(there) <= COARSE * np.spacing(largest)
     if constant or spread > COARSE * step or (there == np.rint(there)).all() or (there == there.astype(dtype)).all():
         return
     warnings.warn(

@@ -57,7 +57,8 @@ def target_inputs(
         own = rows.get(spec.name, spec.shape[1:])
         axes = (size if size is not None else f"axis {i} of {spec.name}" for i, size in enumerate(own, 1))
         declared[spec.name] = Target(("N", *axes), kind)
-    parts, sizes = _parts(y, declared, loss), {"N": (n_rows, "X")}
+    parts = _parts(y, declared, loss)
+    sizes = {"N": (n_rows, "X")}
     found = {}
     for spec in specs:
         target = declared[spec.name]

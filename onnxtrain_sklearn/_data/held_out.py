@@ -70,7 +70,8 @@ def split_rows(
                 f"early_stopping=True holds out rows of each class, but y has a single row of class "
                 f"{', '.join(map(repr, single))}. Leave such rows out, or give X_val and y_val."
             )
-        n_rows, classes = len(stratify), np.count_nonzero(counts)
+        n_rows = len(stratify)
+        classes = np.count_nonzero(counts)
         if min(held_out, n_rows - held_out) < classes:
             raise ValueError(
                 f"early_stopping=True holds out rows of each class, but validation_split={fraction} of {n_rows} "
@@ -192,7 +193,8 @@ def _last_splits(
     last = deque(splits, maxlen=1 if isinstance(splitter, TimeSeriesSplit) else count)
     found = []
     for parts in reversed(last):
-        trained, held = _rows_of(np.asarray(parts[0]), n_rows), _named_rows(np.asarray(parts[1]), n_rows)
+        trained = _rows_of(np.asarray(parts[0]), n_rows)
+        held = _named_rows(np.asarray(parts[1]), n_rows)
         if len(both := np.intersect1d(trained, held)):
             raise ValueError(
                 f"validation_split={splitter!r} puts {len(both)} rows into both parts, row {both[0]} among them."

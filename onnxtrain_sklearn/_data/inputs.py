@@ -230,7 +230,8 @@ def _validated(
     rank, rows, free = len(shape), None, None in shape[1:]
     if rank > 2 and dimensions(X) > 2:  # flatten the rows, as n_features_in_ counts the numbers of a flat row
         X = np.asanyarray(X)
-        rows, X = X.shape, X.reshape(len(X), math.prod(X.shape[1:]))
+        rows = X.shape
+        X = X.reshape(len(X), math.prod(X.shape[1:]))
     if reset and rank > 1 and type(X) is np.ndarray and X.dtype in NATIVE_FLOATS and X.ndim == 2 and X.size:
         with np.errstate(all="ignore"):  # the sum of finite numbers may overflow: then scikit-learn checks each number
             is_finite = np.isfinite(X.sum())

@@ -132,7 +132,8 @@ def example_columns(X: Any, specs: Sequence[TensorSpec]) -> dict[str, InputData]
     if not len(X):
         raise ValueError("X is an empty list: it must hold at least one example.")
     examples = [_arrays(one, i, names) for i, one in enumerate(X)]
-    columns, sizes = dict[str, InputData](), list[np.ndarray]()
+    columns = dict[str, InputData]()
+    sizes = list[np.ndarray]()
     for spec in given:
         arrays = [_of_shape(one[spec.name], spec, i) for i, one in enumerate(examples)]
         numbers = _checked(arrays, spec)

@@ -130,7 +130,8 @@ class PaddedRows(TransformerMixin, BaseEstimator):
             An example is longer than ``lengths``, or differs from the others in an axis that is not padded.
         """
         check_is_fitted(self)
-        examples, found = self._examples(X), dict[str, np.ndarray]()
+        examples = self._examples(X)
+        found = dict[str, np.ndarray]()
         if set(examples) != set(self.axes_):
             raise ValueError(f"Examples have the inputs {list(examples)}, and had {list(self.axes_)} in fit.")
         examples = {name: examples[name] for name in self.axes_}  # a mask without a name of its input is of the first

@@ -263,7 +263,8 @@ def is_source(X: Any, y: Any = None) -> bool:
     kind = type(X)
     if hasattr(kind, "__dask_graph__"):  # a delayed object of Dask is callable, too
         return False
-    package, lazy = kind.__module__.partition(".")[0], kind.__name__
+    package = kind.__module__.partition(".")[0]
+    lazy = kind.__name__
     return (
         (package == "polars" and lazy == "LazyFrame")
         or (package in ("duckdb", "_duckdb") and lazy == "DuckDBPyRelation")
@@ -313,7 +314,8 @@ class _Opened(NamedTuple):
 
 def _find_blocks(rows: RowBlocks) -> _Opened:
     dataset, fragments = _dataset(rows.source)
-    size, target_columns = rows.buffer_rows // LEAST_BLOCKS, _target_columns(rows)
+    size = rows.buffer_rows // LEAST_BLOCKS
+    target_columns = _target_columns(rows)
     if fragments and _is_parquet(dataset):
         stamps = _stamps(dataset, fragments)  # before the footers of the files are read
         schema, features = _schema(dataset, fragments, rows.columns, target_columns)
@@ -822,7 +824,8 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
                     full = whole.num_rows // size * size
                     for start in range(0, full, size):
                         write(whole.slice(start, size), file)
-                    waiting, count = [whole.slice(full)], whole.num_rows - full
+                    waiting = [whole.slice(full)]
+                    count = whole.num_rows - full
             if count:
                 write(pa.concat_tables(waiting), file)
             with _writing(folder, source):

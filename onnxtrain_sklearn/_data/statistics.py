@@ -196,7 +196,8 @@ class LabelCounts:
         else:
             if labels.dtype.kind == "f":
                 there = ~np.isnan(labels)
-                labels, weights = labels[there], None if weights is None else weights[there]
+                labels = labels[there]
+                weights = None if weights is None else weights[there]
             block.labels, places = np.unique(labels, return_inverse=True)
             block.totals = np.bincount(places, weights, minlength=len(block.labels)).astype(np.float64)
         return self.merge(block)

@@ -464,7 +464,8 @@ def require_same_places(trained: Targets, held_out: Targets) -> None:
 
 def validation_accuracy(predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
     """Return the share of correct labels, weighted as in the loss."""
-    shares, classes = position_shares(targets), np.asarray(targets.classes)
+    shares = position_shares(targets)
+    classes = np.asarray(targets.classes)
     row_weights = np.ones(len(shares)) if weights is None else weights / np.maximum(shares.mean(axis=1), 1e-300)
     right = classes[targets.values] == predicted.reshape(targets.values.shape).astype(classes.dtype)
     return float(np.average(right, weights=row_weights[:, None] * shares))

@@ -36,7 +36,8 @@ def adapted(estimator: Parameters, graph: TrainableModel, rng: np.random.RandomS
             "adapters are for a trained model: a fitted scikit-learn model or an ONNX graph with weights. This model "
             "is built for the data, and its matrices would stay random; leave adapters=None."
         )
-    matrices, initializers = matrices_of(graph), graph.model.graph.initializers
+    matrices = matrices_of(graph)
+    initializers = graph.model.graph.initializers
     in_place_of_integers = (
         "a low-rank change that is merged into them would be rounded. Leave adapters=None, which trains quantized "
         "weights themselves, or take the float model that the file was made from."
@@ -78,14 +79,16 @@ def adapters_of(estimator: object) -> dict[str, np.ndarray]:
     if state is None or not state.graph.low_rank:
         name = type(estimator).__name__
         raise AttributeError(f"{name!r} object has no attribute 'adapters_': it trained no adapters.")
-    weights, factors = state.prediction_weights(), factors_of_matrices(state.graph.low_rank)
+    weights = state.prediction_weights()
+    factors = factors_of_matrices(state.graph.low_rank)
     return {name: array for name, array in weights.items() if name in factors}
 
 
 def save_adapter(state: FittedState, path: str | os.PathLike[str]) -> None:
     """Write the factors and the other trained parameters to an ``.onnx_adapter`` file."""
     _require_one_network(state)
-    weights, parameters = state.prediction_weights(), state.parameters
+    weights = state.prediction_weights()
+    parameters = state.parameters
     arrays = {name: weights[name] for name in (*parameters.names, *parameters.running_statistics)}
     for one in state.graph.low_rank:
         last = one.factors[1]
@@ -106,7 +109,8 @@ def adaptable_graph(state: FittedState, options: OutputOptions) -> ir.Model:
     if state.deployed.inputs != state.graph.inputs:
         raise ModelError("adapter=True needs a model that takes numbers, and this one encodes text. Use to_onnx().")
     _require_one_network(state)
-    changes, parameters = state.graph.low_rank, state.parameters
+    changes = state.graph.low_rank
+    parameters = state.parameters
     open_graph = unpacked(state.deployed)
     if changes:
         rank = len(state.prediction_weights()[changes[0].right])

@@ -95,7 +95,8 @@ class GraphEstimator(CallbackSupportMixin, Parameters, ABC):
         ValueError
             A name is unknown, or is a parameter of a fitted model, which must be set before that model is fitted.
         """
-        model, prefix = params.get("model", self.model), "model__"
+        model = params.get("model", self.model)
+        prefix = "model__"
         if isinstance(model, GraphModel):
             model, prefix = model.graph, "model__graph__"
         within = [name for name in params if name.startswith(prefix)]

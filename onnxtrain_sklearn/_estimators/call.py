@@ -209,7 +209,8 @@ def generator_of(estimator: Seeded, rows: Callable[[], Iterable[bytes]]) -> np.r
     ``rows`` is called only if ``random_state`` is None and a callback is a Checkpoint, which stores the seed under a
     hash of the rows.
     """
-    seed, held = estimator.random_state, [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
+    seed = estimator.random_state
+    held = [*(estimator.callbacks or ()), *set_callbacks_of(estimator)]
     checkpoint = next((one for one in held if isinstance(one, Checkpoint)), None)
     if seed is not None or checkpoint is None:
         return seeded(seed)

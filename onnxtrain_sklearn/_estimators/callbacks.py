@@ -62,7 +62,8 @@ class CallbackWatcher:
 
     def __init__(self, training: ActiveTraining, values: HookValues) -> None:
         self.estimator, self._training = training.estimator, training
-        self._values, self._attributes = values.functions(), values.fitted_attributes
+        self._values = values.functions()
+        self._attributes = values.fitted_attributes
         self._roots: list[TaskContext | SharedTask] = []
         self._epochs: list[TaskContext | SharedTask] = []
         self._set_up: list[tuple[Hooked, TaskContext]] = []
@@ -70,7 +71,8 @@ class CallbackWatcher:
     def begin(self) -> bool:
         """Set up the callbacks and call their begin hooks; return True if one restored a training that had ended."""
         estimator, training = self.estimator, self._training
-        name, epochs = "partial_fit" if training.one_epoch else "fit", training.max_iter
+        name = "partial_fit" if training.one_epoch else "fit"
+        epochs = training.max_iter
         vars(estimator)[ACTIVE] = training
         training.name(hooks_of(estimator))
         if own := own_hooks(estimator):

@@ -320,7 +320,8 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         predicted = self.predict(X)  # raises if it is not fitted
         output_task = self._output_task()
         if output_task.label_kind != "labels" and np.ndim(y) == 2 and np.shape(y)[1] > 1:
-            unweighted, n_rows = replace(output_task, class_weight=None), len(predicted)
+            unweighted = replace(output_task, class_weight=None)
+            n_rows = len(predicted)
             targets, weights = weighted_targets(
                 unweighted, n_rows, y, sample_weight, self.classes_, None, at_positions=False
             )

@@ -82,7 +82,10 @@ def affine_scores(state: FittedState) -> LinearLayer | None:
     if decoding.task == "multiclass" and decoding.n_scores == 2:
         return LinearLayer(found.weight[:, 1:] - found.weight[:, :1], found.bias[1:] - found.bias[:1])
     k = decoding.n_columns  # the first scores are the predictions
-    weight, bias, (scale, bounds) = found.weight[:, :k], found.bias[:k], (decoding.target_scale, decoding.target_range)
+    weight = found.weight[:, :k]
+    bias = found.bias[:k]
+    scale = decoding.target_scale
+    bounds = decoding.target_range
 
     # Convert the layer of scaled targets to the units of the targets.
     if scale is not None and decoding.link == "exp":  # scale · exp(s) = exp(s + log scale)

@@ -96,7 +96,8 @@ class TrainingConfig:
     def of(cls, estimator: Parameters) -> TrainingConfig:
         """Return the configuration of an estimator; TypeError or ValueError names an invalid parameter."""
         check_estimator_parameters(estimator)
-        optimizer, runtime = resolve_optimizer(estimator.optimizer), resolve_runtime(estimator.runtime)
+        optimizer = resolve_optimizer(estimator.optimizer)
+        runtime = resolve_runtime(estimator.runtime)
         remember_libraries(runtime.session_options)  # before the graph is read, which creates sessions
         loop = TrainerSettings(
             learning_rate_init=float(estimator.learning_rate_init),
@@ -213,7 +214,8 @@ class TrainingConfig:
     def with_graph(self, settings: StepSettings, graph: TrainableModel) -> StepSettings:
         """Add factors and schedules for the graph's parameters to the settings; raise if a parameter has no effect."""
         factors = factors_of(self.optimizer, self.builder, self.trainable, graph)
-        scheduled, kind = self.loop.scheduled, type(settings.optimizer).__name__
+        scheduled = self.loop.scheduled
+        kind = type(settings.optimizer).__name__
         if scheduled.dropout and not settings.optimizer.takes_minibatches:
             raise InvalidParameterError(
                 f"dropout_schedule has no effect with {kind}, which takes no minibatch steps. Set it to 'constant'."
@@ -322,7 +324,8 @@ def check_estimator_parameters(estimator: Parameters) -> None:
     Names of losses, optimizers, schedules, engines and devices are checked where they are looked up.
     """
     estimator.check_declared()
-    given, name = resolve_graph_model(estimator.model), type(estimator).__name__
+    given = resolve_graph_model(estimator.model)
+    name = type(estimator).__name__
     model, output, kind, axis = given.graph, given.output, given.output_kind, given.class_axis
     by_output = isinstance(estimator.loss, Mapping)
 

@@ -152,13 +152,15 @@ def announce(estimator: Parameters, state: FittedState) -> None:
 
 def describe(estimator: Parameters) -> Description:
     """Return the description of an estimator, fitted or not."""
-    model, state = estimator.model, vars(estimator).get("_state")
+    model = estimator.model
+    state = vars(estimator).get("_state")
     if state is not None:
         return _of_state(state, estimator)
     title = _title(model)
     if resolve_builder(model) is not None:
         return Description(title, engine=estimator.engine)
-    read, joined = resolve_graph_model(model), isinstance(estimator.loss, LossBlock)
+    read = resolve_graph_model(model)
+    joined = isinstance(estimator.loss, LossBlock)
     several = tuple(estimator.loss) if isinstance(estimator.loss, Mapping) else ()
     remember_libraries(resolve_runtime(estimator.runtime).session_options)
     given, _ = trainable_graph_of(read, joined=joined, several=several, whole_data=estimator.batch_size is None)
@@ -169,7 +171,8 @@ def describe(estimator: Parameters) -> Description:
 
 def _of_state(state: FittedState, estimator: Parameters) -> Description:
     """Return the description of a fitted state of the estimator."""
-    title, parameters = _title(estimator.model), state.parameters
+    title = _title(estimator.model)
+    parameters = state.parameters
     described = _described(state.graph, title, parameters.names, parameters.running_statistics)
     found = _with_factors(described, state.graph, estimator)
     step = "" if state.step_kind is None else str(state.step_kind)
@@ -256,13 +259,15 @@ def _described(
 
 
 def _weights(graph: TrainableModel, trained: Collection[str], running_statistics: Collection[str]) -> list[Entry]:
-    found, changed = [], {one.matrix for one in graph.low_rank}
+    found = []
+    changed = {one.matrix for one in graph.low_rank}
     for name, array in graph.weights().items():
         role = graph.roles.get(name, "weight")
         status, reason = ("trained", role) if name in trained else ("frozen", f"{role}, not selected by trainable")
         reason = f"{role}, changed by its low-rank factors" if name in changed else reason
         if name in graph.statistics:
-            status, reason = "statistic", "moved by training" if name in running_statistics else "stays as it is"
+            status = "statistic"
+            reason = "moved by training" if name in running_statistics else "stays as it is"
         kept = graph.kept.weights.get(name)
         reason += f", kept as {kept.lower()}" if kept else ""
         found.append(Entry(name, array.shape, array.dtype, status, reason))

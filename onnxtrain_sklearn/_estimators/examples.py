@@ -105,7 +105,8 @@ def validation_examples(
     columns = graph_inputs(estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
     columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
     y = rows_as_targets(columns) if reconstructs(estimator.loss) else y
-    n_rows, decoding = _count_of_rows(columns, state.graph.inputs_of_X, y), state.decoding
+    n_rows = _count_of_rows(columns, state.graph.inputs_of_X, y)
+    decoding = state.decoding
     require_same_kind_of_loss(estimator, state.graph, state)
     targets: Any = y
     if state.graph.own_loss is not None:
@@ -196,7 +197,9 @@ def batches_for(
     number matters.
     """
     examples = scaled(examples, state.decoding.target_scale)
-    columns, weights, n_rows = trained_columns(state, examples), examples.weights, len(rows)
+    columns = trained_columns(state, examples)
+    weights = examples.weights
+    n_rows = len(rows)
     merges = n_rows <= min(size, MERGE_LIMIT) and not rows_meet
     rows, weights = distinct_rows(columns, rows, weights) if merges else weighted_rows(rows, weights)
     return ArrayBatches(
@@ -234,7 +237,8 @@ def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
 
 def scaled_values(state: FittedState, targets: Targets) -> np.ndarray:
     """Return the targets in the units in which the graph is trained."""
-    scale, values = state.decoding.target_scale, targets.values
+    scale = state.decoding.target_scale
+    values = targets.values
     return values if scale is None else scale.scaled(values)
 
 

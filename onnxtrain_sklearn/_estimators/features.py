@@ -151,7 +151,8 @@ class HiddenFeatures(TransformerMixin):
         return _features_model(state.deployed, state.weights(), *self._value_of_features())
 
     def _predictor_of_features(self, state: FittedState, sparse: tuple[str, ...]) -> Predictor:
-        model, deployed = self._features_model(), state.deployed
+        model = self._features_model()
+        deployed = state.deployed
         return Predictor(
             model,
             state.device,

@@ -305,7 +305,8 @@ def _of_names(state: FittedState, arrays: Arrays) -> tuple[FlatParameters, dict[
 
 def _with_unchanged_factors(arrays: Arrays, state: FittedState) -> Arrays:
     """Return the arrays; if adapters are merged into the matrices, add low-rank factors whose change is zero."""
-    changes, held = [one for one in state.graph.low_rank if one.is_merged], state.parameters.views()
+    changes = [one for one in state.graph.low_rank if one.is_merged]
+    held = state.parameters.views()
     if not changes or any(name in arrays for one in changes for name in one.factors):
         return arrays
     if missing := [one.matrix for one in changes if one.matrix not in arrays]:
@@ -317,7 +318,8 @@ def _of_vectors(
     state: FittedState, arrays: Arrays, slots: Mapping[str, Slot]
 ) -> tuple[FlatParameters, dict[str, np.ndarray], OptimizerState]:
     """Return parameters, frozen weights and optimizer state from the vectors of training graphs."""
-    old, size = state.parameters, state.parameters.vector.shape
+    old = state.parameters
+    size = state.parameters.vector.shape
     known = {PARAMETERS: size, AVERAGE: size, STATISTICS: (old.statistics.size,), STEP: ()}
     moments = {name: array for name, array in arrays.items() if name not in known}
     shapes = known | {name: slot.shape for name, slot in slots.items()}
@@ -449,7 +451,8 @@ def _block_of_optimizer(estimator: Any) -> Any:
     exact = type(optimizer) in (AdamW, OrtAdamW) or (type(optimizer) is Adam and not optimizer.weight_decay)
     if isinstance(optimizer, Adam) and exact:
         betas = float(optimizer.beta_1), float(optimizer.beta_2)
-        decay, mode = float(optimizer.weight_decay), int(type(optimizer) is OrtAdamW)
+        decay = float(optimizer.weight_decay)
+        mode = int(type(optimizer) is OrtAdamW)
         return optim.AdamW(True, betas, float(optimizer.epsilon), decay, clip_grad=clip, adam_mode=mode)
     raise ModelError(
         f"Devices have SGD without momentum and weight decay, Adam without weight decay, AdamW and OrtAdamW; not "
@@ -496,7 +499,9 @@ def _with_loss(state: FittedState, loss: Loss) -> ir.Model:
 def read_checkpoint(state: FittedState, path: str | os.PathLike[str]) -> None:
     from ..classic.onnxblock import checkpoint as files
 
-    checkpoint, parameters, current = files.read_checkpoint(path), state.parameters, state.trained_weights()
+    checkpoint = files.read_checkpoint(path)
+    parameters = state.parameters
+    current = state.trained_weights()
     for name, array in checkpoint.items():
         if name not in current or array.shape != current[name].shape:
             known = f"{list(current[name].shape)}" if name in current else "none of that name"

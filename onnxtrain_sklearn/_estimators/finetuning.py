@@ -117,10 +117,12 @@ def tuner_of(estimator: Parameters, fitted: FittedModel | None) -> FineTuner | N
 def changed_from_default(estimator: Parameters) -> dict[str, object]:
     """Return the parameters of plain training that differ from their defaults."""
     signature: Mapping[str, inspect.Parameter] = inspect.signature(type(estimator)).parameters
-    used, given = {name for name, one in estimator.declared.items() if one.tunes}, resolve_graph_model(estimator.model)
+    used = {name for name, one in estimator.declared.items() if one.tunes}
+    given = resolve_graph_model(estimator.model)
     changed = {n: getattr(given, n) for n, default in PLAIN_SETTINGS.items() if getattr(given, n) != default}
     for name, parameter in signature.items():
-        value, default = getattr(estimator, name), parameter.default
+        value = getattr(estimator, name)
+        default = parameter.default
         # Compare only values of the default's type: an array, for instance, would be compared element by element.
         equal = value is default or (isinstance(value, type(default)) and bool(value == default))
         if name not in used and not equal:
@@ -270,7 +272,8 @@ def inner_value(graph: ir.Graph, scores: str, trained: Collection[str]) -> str |
         order |= dict.fromkeys(node.outputs, i)
     # Go back from the scores: replace the latest value by the inputs of its node, until a node reads a trained weight
     # or the data.
-    found, front = None, {v for v in order if v.name == scores}
+    found = None
+    front = {v for v in order if v.name == scores}
     while front:
         maker = max(front, key=lambda v: order.get(v, -1)).producer()
         if maker is None or any(v.is_initializer() and v in moving for v in reads(maker)):
@@ -291,7 +294,8 @@ def damping_of(state: FittedState, examples: Examples, rows: np.ndarray, scalers
 
     ``scalers`` names the parameters of the transformers.
     """
-    rows, result = rows[:LOOKED_AT], np.ones(len(state.parameters.vector))
+    rows = rows[:LOOKED_AT]
+    result = np.ones(len(state.parameters.vector))
     for values, weight, transposed in _scaled_layers(state.graph.model.graph, state.parameters.names, scalers):
         sizes = _sizes(state, examples, rows, values)
         if sizes is None:
@@ -385,7 +389,8 @@ class Remaining:
 
 def remaining(state: FittedState, columns: Columns) -> Remaining:
     """Return the computation for each iteration of a search: the whole graph, or the part downstream of a cut."""
-    graph, names = state.trained_form, state.parameters.names
+    graph = state.trained_form
+    names = state.parameters.names
     frozen = {n: array for n, array in {**state.frozen, **state.parameters.weights()}.items() if n not in names}
     part = frozen_part(graph.model, graph.scores, names, frozen)
     found = None if part is None else _computed(state, part, columns)
@@ -404,12 +409,14 @@ def _computed(state: FittedState, part: FrozenPart, columns: Columns) -> dict[st
     """Return the values at the cut of the graph for all rows; None if they are too large, or if rows affect others."""
     names = [v.name or "" for v in part.first.graph.outputs]
     own = {v.name: columns[v.name or ""] for v in part.first.graph.inputs}
-    given, sparse = {str(name): column for name, column in own.items()}, sparse_inputs(columns)
+    given = {str(name): column for name, column in own.items()}
+    sparse = sparse_inputs(columns)
     factors = column_factors(part.first, given, state.device) if sparse and len(names) == 1 else None
     if factors is not None:
         return {names[0]: multiplied(next(iter(given.values())), factors)}
     predictor = Predictor(part.first, state.device, state.session_options, sparse=sparse)
-    n_rows, found = len(next(iter(given.values()))), dict[str, InputData]()
+    n_rows = len(next(iter(given.values())))
+    found = dict[str, InputData]()
     try:
         for i, name in enumerate(names):
             few = predictor.run(given, np.array([n_rows - 1, 0, n_rows - 1]), output=i)

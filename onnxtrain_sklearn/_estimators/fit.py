@@ -236,7 +236,8 @@ def _prepare_rows(
     estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None, steps: Preparation
 ) -> tuple[FittedState, Trainer]:
     """Validate and prepare a call whose rows are in memory, or a sample of them."""
-    plan, seed = steps.graph_plan(estimator, resumed, call.X), estimator.random_state
+    plan = steps.graph_plan(estimator, resumed, call.X)
+    seed = estimator.random_state
     drawn = seed.get_state() if isinstance(seed, np.random.RandomState) else None
     try:
         return _prepare_plan(estimator, call, config, resumed, steps, plan)
@@ -540,7 +541,8 @@ class Transaction:
     """
 
     def __init__(self, estimator: Any, resumed: FittedState | None) -> None:
-        self._estimator, self._attributes = estimator, dict(vars(estimator))
+        self._estimator = estimator
+        self._attributes = dict(vars(estimator))
         generators = (estimator.random_state, getattr(self._attributes.get("_state"), "rng", None))
         self._random = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
         self._resumed = None if resumed is None else ResumedState(resumed)
@@ -586,8 +588,11 @@ class ResumedState:
 
     def __init__(self, state: FittedState) -> None:
         optimizer, history = state.optimizer_state, state.history
-        self._state, self._buffer, self._random = state, state.parameters.buffer, state.rng.get_state(legacy=False)
-        self._optimizer, self._is_copied = {**vars(optimizer), "slots": dict(optimizer.slots)}, False
+        self._state = state
+        self._buffer = state.parameters.buffer
+        self._random = state.rng.get_state(legacy=False)
+        self._optimizer = {**vars(optimizer), "slots": dict(optimizer.slots)}
+        self._is_copied = False
         self._history = {
             **vars(history),
             "progress": replace(history.progress),
@@ -658,7 +663,8 @@ def belongs_to_caller(estimator: object) -> bool:
         return True
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        package, caller = str(frame.f_globals.get("__name__", "")).partition(".")[0], frame.f_locals.get("self")
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        caller = frame.f_locals.get("self")
         # the estimator's own ``fit`` is on the stack as well
         of_another = caller is not None and caller is not estimator and hasattr(type(caller), "fit")
         if package in CALLERS or of_another:

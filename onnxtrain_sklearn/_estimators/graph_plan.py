@@ -78,7 +78,8 @@ def trainable_graph_of(
     estimator if the graph is to compute it. ``example`` is the first of X if X is a list of examples of different
     sizes: see :mod:`.._model.packed_examples`.
     """
-    model, output = without_program(given.graph), given.output
+    model = without_program(given.graph)
+    output = given.output
     whole_data = whole_data or example is not None
     if is_estimator(model):
         if output is not None:
@@ -186,7 +187,8 @@ class GraphPlan:
         whole = None if known is None else known.reference
         if known is None or whole is None or known.own_loss is not None or self.fitted is not None:
             return None
-        batch, several = own_batch(whole), [form.output for form in known.forms]
+        batch = own_batch(whole)
+        several = [form.output for form in known.forms]
         if batch is None:
             return None
         found = trainable_model(whole, known.output, foreign=True, several=several, batch=batch)
@@ -201,7 +203,8 @@ def graph_plan(estimator: Parameters, resumed: FittedState | None, X: MatrixLike
         return GraphPlan(resumed.with_activation, resumed.fitted, resumed.decoding.target_scale)
     if resolve_builder(estimator.model) is not None:
         return BuiltGraph(estimator)
-    given, tuner = resolve_graph_model(estimator.model), estimator.finetune
+    given = resolve_graph_model(estimator.model)
+    tuner = estimator.finetune
     example: Any = first_example(X)
     if isinstance(tuner, FineTuner):
         tuner.validate()
@@ -303,8 +306,10 @@ class BuiltGraph(GraphPlan):
         if getattr(estimator, "target_scaling", None) is not None and getattr(builder, "scales_targets", False):
             loss = resolve_loss(estimator.loss)
             loss.check_targets(targets.content)
-            rows, centered = split.of(examples)[0], getattr(builder, "fit_intercept", True)
-            method, weights = loss.target_scaling if targets.declared is None else None, examples.weights
+            rows = split.of(examples)[0]
+            centered = getattr(builder, "fit_intercept", True)
+            method = loss.target_scaling if targets.declared is None else None
+            weights = examples.weights
             if call.stream is None:
                 self.target_scale = target_scale(method, targets, rows, weights, centered=centered)
             else:
@@ -333,7 +338,8 @@ def _with_signs_of_columns(builder: Builder, estimator: Any, examples: Examples)
     """Return a builder whose ``monotonic_cst`` has a sign for each column; raise ValueError for unsuitable targets."""
     if not isinstance(builder, MLP) or builder.monotonic_cst is None:
         return builder
-    targets, (column,) = examples.targets, examples.columns.values()
+    targets = examples.targets
+    (column,) = examples.columns.values()
     n_features = math.prod(column.shape[1:])
     loss = resolve_loss(estimator.loss)
     if targets.declared is not None or loss.n_scores(targets.task, targets.n_scores) != targets.n_scores:
@@ -383,7 +389,8 @@ def built_graph(
         graph = replace(_graph_built_by(builder, whole), reference=whole)
 
     # The graph must accept the rows.
-    name, row = f"{type(builder).__name__}.build", column.shape[1:]
+    name = f"{type(builder).__name__}.build"
+    row = column.shape[1:]
     if len(graph.inputs) != 1:
         raise ModelError(f"{name} made a graph with {len(graph.inputs)} inputs, not 1.")
     spec = graph.inputs[0]
@@ -440,7 +447,9 @@ LEAST_SIZE = 2.0
 CLEARLY_SMALL = 0.9 * LEAST_SIZE**2
 """A float32 mean square below this limit is certainly below LEAST_SIZE**2, in spite of its rounding."""
 
-LOOKED_AT_ROWS, LOOKED_AT_NUMBERS, LEAST_ROWS = 10_000, 2**23, 100
+LOOKED_AT_ROWS = 10_000
+LOOKED_AT_NUMBERS = 2**23
+LEAST_ROWS = 100
 """Limits of the sample on which the size of the columns is measured: rows at most, numbers at most, rows at least.
 
 At least LEAST_ROWS rows are read (all, if there are fewer), even if they hold more than LOOKED_AT_NUMBERS numbers.
@@ -464,8 +473,10 @@ class InputScale:
 def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -> InputScale | None:
     """Return the scale that the graph of a builder applies to X; None if no column of the training rows is large."""
     # Sample rows that are evenly spaced and in order, because they may be read from a file.
-    (column,), kind = examples.columns.values(), getattr(builder, "scales_rows", None)
-    row_shape, n_numbers = column.shape[1:], math.prod(column.shape[1:])
+    (column,) = examples.columns.values()
+    kind = getattr(builder, "scales_rows", None)
+    row_shape = column.shape[1:]
+    n_numbers = math.prod(column.shape[1:])
     most = min(LOOKED_AT_ROWS, max(LEAST_ROWS, LOOKED_AT_NUMBERS // n_numbers))
     training_rows = np.sort(training_rows)
     chosen = training_rows[:: max(1, -(-len(training_rows) // most))]
@@ -494,7 +505,8 @@ def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -
             rows = np.asarray(rows, np.float64) - origin
             sums += np.stack([np.tensordot(own, rows, 1), np.tensordot(own, rows * rows, 1)])
     first, second = (sums / weights.sum()).mean(axis=tuple(axis + 1 for axis in axes), keepdims=True)
-    variance, mean = np.maximum(second - first**2, 0.0), origin + first
+    variance = np.maximum(second - first**2, 0.0)
+    mean = origin + first
     deviation, size = np.sqrt(variance), np.sqrt(variance + mean**2)
 
     # The divisor of a large column is its root mean square or, if it is centered, its deviation, at least 1. A constant
@@ -522,7 +534,8 @@ def scale_rows(model: ir.Model, scale: InputScale | None) -> None:
     if scale is None:
         return
     (rows,) = model.graph.inputs
-    uses, op = list(rows.uses()), GraphBuilder(model.graph, prefix="scaled", constant_nodes=True)
+    uses = list(rows.uses())
+    op = GraphBuilder(model.graph, prefix="scaled", constant_nodes=True)
     scaled = op.Sub(rows, scale.center[np.newaxis]) if scale.center.any() else rows
     scaled = op.Mul(scaled, 1 / scale.divisor[np.newaxis]) if (scale.divisor != 1).any() else scaled
     for node, index in uses:

@@ -162,7 +162,8 @@ class LabelTask(OutputTask):
             right = (predicted == labels_of(truth, targets.classes)).all(axis=1)
             return float(np.average(right, weights=weights))
         if targets.classes is not None and targets.task != "multilabel":
-            truth, predicted = targets.classes[truth], predicted.astype(targets.classes.dtype)
+            truth = targets.classes[truth]
+            predicted = predicted.astype(targets.classes.dtype)
         return accuracy(truth.astype(predicted.dtype), predicted, weights)
 
 

@@ -123,7 +123,8 @@ def typed_labels(decoding: Decoding, labels: np.ndarray) -> np.ndarray:
 
 def numbers_in_rows(decoding: Decoding, prediction: np.ndarray, X: MatrixLike) -> np.ndarray:
     """Convert the numbers that the graph outputs to the row shape of the targets, in float32 or float64 as ``X``."""
-    prediction, row = prediction.astype(prediction_type(X), copy=False), decoding.row_shape
+    prediction = prediction.astype(prediction_type(X), copy=False)
+    row = decoding.row_shape
     if row:  # a graph for rows of several sizes outputs their shape already
         return prediction if prediction.ndim == len(row) + 1 else prediction.reshape(len(prediction), *row)
     return prediction.ravel() if decoding.n_columns == 1 else prediction.reshape(len(prediction), -1)

@@ -151,7 +151,8 @@ def _scorer_of_classes(name: str, classes: np.ndarray) -> Callable[..., float]:
     """Return a scorer of probabilities that passes all classes to its metric."""
     from sklearn import metrics
 
-    metric, higher = getattr(metrics, OF_ALL_CLASSES[name]), not name.startswith("neg_")
+    metric = getattr(metrics, OF_ALL_CLASSES[name])
+    higher = not name.startswith("neg_")
     scorer: Callable[..., float] = metrics.make_scorer(
         metric, greater_is_better=higher, response_method="predict_proba", labels=classes
     )
@@ -168,7 +169,8 @@ def _scorer_of_indicators(name: str) -> Callable[..., float]:
         )
 
     def score(estimator: Any, X: Any, y: Any, sample_weight: np.ndarray | None = None) -> float:
-        truth, weights = np.asarray(y.toarray() if hasattr(y, "toarray") else y), sample_weight
+        truth = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
+        weights = sample_weight
         if (found := masked_labels(truth, estimator.ignore_label)) is not None:
             weights = found[1] * (1.0 if sample_weight is None else sample_weight[:, np.newaxis])
             truth = np.where(found[1], truth, 0).astype(float)
@@ -291,7 +293,8 @@ def loss_of_rows(
     mean = ScoreLoss(
         ignoring(settings, scored.targets), state.parameters.buffer.dtype, state.minibatch_rows or SCORED_PIECE
     )
-    y, rows = scaled_values(state, scored.targets), scored.rows
+    y = scaled_values(state, scored.targets)
+    rows = scored.rows
     weights = np.ones(len(rows)) if scored.weights is None else scored.weights
     if mean.rows_meet:  # minibatches have no rows of weight zero, which would change this loss
         y, rows, weights = y[weights > 0], rows[weights > 0], weights[weights > 0]
@@ -314,7 +317,9 @@ def loss_of_outputs(
 
     The last outputs of ``predictor`` are the scores.
     """
-    total, targets, dtype = settings.loss, scored.targets, state.parameters.buffer.dtype
+    total = settings.loss
+    targets = scored.targets
+    dtype = state.parameters.buffer.dtype
     assert isinstance(total, TotalLoss)
     assert isinstance(targets, SeveralTargets)
     numbers = numbers_of_outputs(state.decoding, -1, with_scores=True)
@@ -373,7 +378,9 @@ def validation(
     context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the validation rows, and a function that scores the current parameters on them; None without such rows."""
-    estimator, call, given = context.estimator, context.call, context.call.validation
+    estimator = context.estimator
+    call = context.call
+    given = context.call.validation
     held_out = context.split.of(examples)[1]
     if given is not None:
         with naming_validation_data():
@@ -497,7 +504,8 @@ def watches_loss(context: FitContext, state: FittedState, settings: StepSettings
     learns a quantile. Labels are judged by the loss, because the accuracy on few rows may not change for many epochs
     while the network learns.
     """
-    call, stops = context.call, bool(context.estimator.early_stopping)
+    call = context.call
+    stops = bool(context.estimator.early_stopping)
     if context.estimator.scoring is not None or call.one_epoch:
         return False
     if isinstance(settings.loss, TotalLoss):

@@ -110,7 +110,8 @@ def _convert_features(scope: Scope, operator: Operator, container: Container) ->
 def _classifier_types(operator: Operator) -> None:
     check_is_fitted(operator.raw_operator)
     types = skl2onnx_bridge.types()
-    rows, decoding = operator.inputs[0].get_first_dimension(), _decoding(operator.raw_operator, operator.scope_inst)
+    rows = operator.inputs[0].get_first_dimension()
+    decoding = _decoding(operator.raw_operator, operator.scope_inst)
     if decoding.positions is not None:
         raise ModelError("skl2onnx knows one label a row, and these rows have one at each position: call to_onnx().")
     classes = _declared_classes(decoding)
@@ -227,7 +228,8 @@ def _accepted_table(estimator: BaseOrtGradient) -> Table | None:
 
 def _table_variables(operator: Operator, table: Table, ir_graph: ir.Graph) -> list[Any]:
     """Return the variables of the table columns that the graph reads, in its order."""
-    name, given = type(operator.raw_operator).__name__, operator.inputs
+    name = type(operator.raw_operator).__name__
+    given = operator.inputs
     shapes = ([1], []) if table.documents else ([1],)
     if len(given) != len(table.columns) or any(list(variable.type.shape[1:]) not in shapes for variable in given):
         raise ModelError(

@@ -296,7 +296,9 @@ def _joined_rows(m: Members, parts: list[ir.Value]) -> list[Variable]:
 
 
 def _bag(m: Members) -> Results:
-    outer, op, every = m.outer, m.op, np.arange(len(m.outer.classes_))
+    outer = m.outer
+    op = m.op
+    every = np.arange(len(m.outer.classes_))
     members = list(zip(outer.estimators_, _rows_of_bag(m), strict=True))
     p = list[ir.Value]()
     for one, rows in members:
@@ -321,7 +323,9 @@ def _bag_of_regressors(m: Members) -> Results:
 
 def _rows_of_bag(m: Members) -> list[list[Variable] | None]:
     """Return, for each estimator of a bag, the columns that it takes; None for all of them in order."""
-    every, matrix, rows = np.arange(m.outer.n_features_in_), None, list[list[Variable] | None]()
+    every = np.arange(m.outer.n_features_in_)
+    matrix = None
+    rows = list[list[Variable] | None]()
     for taken in map(np.asarray, m.outer.estimators_features_):
         if np.array_equal(taken, every):
             rows.append(None)
@@ -357,7 +361,9 @@ def _scores_to_calibrate(m: Members, one: Estimator) -> ir.Value:
 
 def _by_class(m: Members, one: Estimator) -> ir.Value:
     """Return probabilities calibrated for each class against the rest; if all are zero, they become equal."""
-    op, classes, given = m.op, len(one.classes), _scores_to_calibrate(m, one)
+    op = m.op
+    classes = len(one.classes)
+    given = _scores_to_calibrate(m, one)
     if classes == 2:
         p = _calibrated_column(m, one.calibrators[0], given)
         return op.Concat(op.Sub(1.0, p), p, axis=1)
@@ -454,7 +460,8 @@ def _threshold(m: Members) -> Results:
 def _one_vs_rest(m: Members) -> Results:
     outer, op = m.outer, m.op
     scores = op.Concat(*(_score_of_one(m, one) for one in outer.estimators_), axis=1)
-    several, two = outer.multilabel_, len(outer.estimators_) == 1
+    several = outer.multilabel_
+    two = len(outer.estimators_) == 1
     if several or two:
         limit = 0.0 if hasattr(outer.estimators_[0], "decision_function") else 0.5
         places = op.Cast(op.Greater(scores, limit), to=INT64)
@@ -484,12 +491,16 @@ def _score_of_one(m: Members, one: Estimator, *, probabilities: bool = False) ->
 
 def _chain(m: Members) -> Results:
     """Convert a chain: each estimator takes the rows and the predictions of the estimators before it."""
-    outer, method, matrix = m.outer, getattr(m.outer, "chain_method_", "predict"), m.matrix()
+    outer = m.outer
+    method = getattr(m.outer, "chain_method_", "predict")
+    matrix = m.matrix()
     if any(len(known) != 2 or np.asarray(known).dtype.kind not in "iubf" for known in outer.classes_):
         raise ModelError("A ClassifierChain has an ONNX form if each label has two classes, which are numbers.")
     if method == "predict_log_proba":
         raise ModelError("A ClassifierChain with chain_method='predict_log_proba' has no ONNX form here.")
-    given, found, scores = [matrix], list[ir.Value](), list[ir.Value]()
+    given = [matrix]
+    found = list[ir.Value]()
+    scores = list[ir.Value]()
     for one in outer.estimators_:
         rows = m.new_rows(m.op.Concat(*given, axis=1) if len(given) > 1 else matrix, one.n_features_in_)
         found.append(m.label(one, rows))
@@ -611,7 +622,8 @@ def register_ensembles() -> None:
         if theirs is not None:
             options = None if own.columns else CLASSIFIER_OPTIONS | skl2onnx_bridge.allowed_options(kind)
             parser = _parse_chain if kind is ClassifierChain else None
-            declare, convert = _declaring(own, theirs.declare), _converting(own, theirs.convert)
+            declare = _declaring(own, theirs.declare)
+            convert = _converting(own, theirs.convert)
             skl2onnx_bridge.replace(kind, _name(kind), declare, convert, options, parser)
     for kind in (FrozenEstimator, RandomizedSearchCV):
         if not skl2onnx_bridge.has_converter(kind):
@@ -647,7 +659,9 @@ def _declaring(own: Ensemble, theirs: Callable[..., None] | None) -> Callable[[O
 
 
 def _declare_classifier(operator: Operator) -> None:
-    outer, types, rows = operator.raw_operator, skl2onnx_bridge.types(), operator.inputs[0].get_first_dimension()
+    outer = operator.raw_operator
+    types = skl2onnx_bridge.types()
+    rows = operator.inputs[0].get_first_dimension()
     if not hasattr(outer, "classes_"):
         check_is_fitted(outer)
     several = isinstance(outer.classes_, list) or bool(getattr(outer, "multilabel_", False))

@@ -64,7 +64,8 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
         graph = adapted(estimator, graph, context.rng)
 
     # The settings, and the choice of the trained parameters.
-    settings, trainable = config.with_graph(chosen.settings, graph), config.trainable
+    settings = config.with_graph(chosen.settings, graph)
+    trainable = config.trainable
     if tuner is not None:
         settings = replace(settings, optimizer=LBFGS())  # it only needs gradients, so the step has no update graph
         trainable = tuned_names(estimator, tuner, graph, context.transforming_model, context.head_names)
@@ -81,7 +82,8 @@ def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples
 
     # A new state. It does not hold the given graph (``reference``), which only the comparisons below need.
     graph, names = selected(graph if graph.reference is None else replace(graph, reference=None), trainable)
-    weights, sparse = graph.weights(), sparse_inputs(columns, every=settings.lazy_rows)
+    weights = graph.weights()
+    sparse = sparse_inputs(columns, every=settings.lazy_rows)
     form = in_trained_form(graph, shapes, names, columns=columns)
     form = in_trainable_type(form, settings, names, sparse)
     parameters, frozen = _divided(form, names, weights, settings)
@@ -198,8 +200,10 @@ def complete_state(
     require_no_nan(context.estimator, state, columns)
     if examples.targets.task != "regression":
         return scores
-    targets, dtype = filled_numbers(examples.targets), state.trained_form.dtype
-    stream, scale = context.call.stream, context.target_scale
+    targets = filled_numbers(examples.targets)
+    dtype = state.trained_form.dtype
+    stream = context.call.stream
+    scale = context.target_scale
     if examples.targets.declared is not None:
         if state.decoding.clips:
             raise ValueError("clip_predictions=True needs numbers as y: the loss takes targets of its own.")
@@ -225,7 +229,8 @@ def _require_equal_predictions(context: FitContext, state: FittedState, model: A
     from .._fitted.corrections import where_float32_is_coarse  # needs much of scikit-learn
     from .._fitted.equivalence import require_equal, tied_rows  # need much of scikit-learn
 
-    X, splits_words = context.call.X, fitted.table is not None and fitted.table.splits_words
+    X = context.call.X
+    splits_words = fitted.table is not None and fitted.table.splits_words
     rows = X if splits_words else sample_rows(X)  # any row may hold a word that is split in another way, so compare all
     share, step = tied_rows(model, rows)
     ties = (
@@ -286,7 +291,8 @@ def compare_training(
 
     known = [one for one in references if one is not None and one.file is not None]
     if isinstance(state.fitted, FittedFile) and state.fitted.compared is not None:
-        file, training = state.fitted.compared, FileComparison("it is that of a fitted model")
+        file = state.fitted.compared
+        training = FileComparison("it is that of a fitted model")
     elif known:
         reference = min(known, key=lambda one: len(one.rows))
         # The least complete comparison: its fields are compared in order, and a reason why none was made, or a part
@@ -397,9 +403,12 @@ def _loss_by_scores(
     state: FittedState, settings: StepSettings, examples: Examples, rows: np.ndarray
 ) -> Callable[[Scores], float]:
     """Return a function that computes the mean loss of rows from their scores, without the graph."""
-    dtype, targets, total = state.parameters.buffer.dtype, examples.targets.take(rows), settings.loss
+    dtype = state.parameters.buffer.dtype
+    targets = examples.targets.take(rows)
+    total = settings.loss
     if not isinstance(total, TotalLoss):
-        mean, y = ScoreLoss(settings, dtype, len(rows)), scaled_values(state, targets)
+        mean = ScoreLoss(settings, dtype, len(rows))
+        y = scaled_values(state, targets)
         return lambda scores: mean(scores[0], y, None)
     assert isinstance(targets, SeveralTargets)
     means = [ScoreLoss(settings_of_output(settings, one), dtype, len(rows)) for one in total.outputs]

@@ -171,7 +171,8 @@ class Stream:
     ) -> BlockBatches:
         """Return the minibatches of all rows to train on."""
         blocks = GraphBlocks(self, estimator, state, loss, ignores=ignores)
-        rng, prefetch = self.rng if shuffle else None, self.prefetch
+        rng = self.rng if shuffle else None
+        prefetch = self.prefetch
         return BlockBatches(
             blocks,
             size,
@@ -187,7 +188,8 @@ class Stream:
     ) -> Callable[[int, Any, Any], tuple[Targets, np.ndarray | None]]:
         """Return a function that encodes and checks ``(n_rows, y, sample_weight)`` of a block."""
         task: OutputTask = estimator._output_task()
-        task, decoding = replace(task, class_weight=self.class_weight(task.class_weight)), state.decoding
+        task = replace(task, class_weight=self.class_weight(task.class_weight))
+        decoding = state.decoding
 
         def encoded(n_rows: int, y: Any, sample_weight: Any) -> tuple[Targets, np.ndarray | None]:
             targets, weights = weighted_targets(
@@ -251,7 +253,8 @@ class GraphBlocks:
         return len(self._stream.training_blocks)
 
     def block(self, i: int) -> Block:
-        state, number = self._state, self._stream.training_blocks[i]
+        state = self._state
+        number = self._stream.training_blocks[i]
         with named_block(self._stream.source, number):
             X, y, sample_weight = block_parts(self._stream.source, number)
             columns = self._matrix(X)
@@ -274,7 +277,8 @@ class GraphBlocks:
 
         The result is that of ``graph_inputs``, which takes four times as long as reading a small block.
         """
-        inputs, names = self._state.graph.inputs_of_X, getattr(self._estimator, "feature_names_in_", None)
+        inputs = self._state.graph.inputs_of_X
+        names = getattr(self._estimator, "feature_names_in_", None)
         if self._state.fitted is not None or names is None or getattr(X, "column_names", None) != names.tolist():
             return None
         if len(inputs) != 1 or inputs[0].dtype.kind != "f" or inputs[0].shape[1:] != (len(names),):
@@ -422,7 +426,8 @@ def with_arrays(
         held_out.sort()
 
     # Read all targets once. BlockBatches needs the mean target of each block to mix the blocks of a window.
-    known, withheld = call.classes if resumed is None else stream.known_classes(resumed), set(held_out)
+    known = call.classes if resumed is None else stream.known_classes(resumed)
+    withheld = set(held_out)
     for i in filled:
         with named_block(source, i):
             y, weights = read(i)
@@ -566,7 +571,8 @@ def mask_of_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarr
         return counted
     found = masked_labels(y, output_task.ignore_label)
     labels, known = (y, counted) if found is None else found
-    columns, given = labels.reshape(len(labels), -1), output_task.class_weight
+    columns = labels.reshape(len(labels), -1)
+    given = output_task.class_weight
     counted &= known.reshape(len(labels), -1).any(axis=1)
     of_columns = given if isinstance(given, list) else [given] * columns.shape[1]
     for column, weights in zip(columns.T, of_columns, strict=False):  # a list of another length is refused later
@@ -729,7 +735,8 @@ def _column_at_fault(source: Any, text: str) -> str | None:
     """Return the name of the column of targets or weights that an error is about; None if it is not known."""
     if not isinstance(source, RowBlocks) or text.startswith(("Input X", "Column", "column")):
         return None
-    words, output = set(re.findall(r"\w+", text)), re.match(r"Output '(.*?)': ", text)
+    words = set(re.findall(r"\w+", text))
+    output = re.match(r"Output '(.*?)': ", text)
     named: Any = source.sample_weight if "sample_weight" in words else source.target if "y" in words else None
     if isinstance(named, Mapping):
         named = named.get(output[1]) if output else None
@@ -928,7 +935,8 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
         facts: Batching = estimator._batching()
         assert facts.output_task is not None
         require_hard_labels(facts.output_task, "Scores of a table are computed")
-        task, total = facts.output_task, sum_of_scores(facts.output_task, facts.decoding)
+        task = facts.output_task
+        total = sum_of_scores(facts.output_task, facts.decoding)
         for rows in batches:
             if isinstance(total, SumOfAccuracies):
                 score = partial(result_of, estimator.score, rows, rows.X, rows.y, rows.weights)
@@ -959,7 +967,8 @@ class SumOfAccuracies:
     """The accuracy over several batches: the mean of their accuracies, weighted by the labels that are not ignored."""
 
     def __init__(self, output_task: OutputTask, decoding: Decoding) -> None:
-        self._ignored, self._at_positions = output_task.ignore_label, decoding.positions is not None
+        self._ignored = output_task.ignore_label
+        self._at_positions = decoding.positions is not None
         self._right = self._total = 0.0
 
     def update(self, y: Any, weights: np.ndarray | None, score: Callable[[], float]) -> None:
@@ -984,11 +993,15 @@ class SumOfSquares:
     """R² over several batches, from the sums of their squared errors and the merged moments of their targets."""
 
     def __init__(self, decoding: Decoding) -> None:
-        self._of_maps, self._moments, self._squares, self._n_rows = bool(decoding.row_shape), Moments(), np.zeros(1), 0
+        self._of_maps = bool(decoding.row_shape)
+        self._moments = Moments()
+        self._squares = np.zeros(1)
+        self._n_rows = 0
 
     def update(self, truth: np.ndarray, found: np.ndarray, weights: np.ndarray | None) -> None:
         """Add a batch of encoded targets and their predictions."""
-        given, truth = checked_weights(weights, len(found)), np.asarray(truth, np.float64)
+        given = checked_weights(weights, len(found))
+        truth = np.asarray(truth, np.float64)
         found = found.reshape(len(found), -1)
         if truth.shape != found.shape:
             raise ValueError(f"y has {truth.shape[1]} numbers a row, but the predictions have {found.shape[1]}.")

@@ -116,13 +116,15 @@ def load_training_state(estimator: Parameters, state: FittedState, given: object
         seed, rows = _count(values, "seed"), _count(values, "minibatch_rows")
         ranges = _read_ranges(state, nested.pop("ranges"))
         balanced = _read_balanced(state, nested.pop("balanced"))
-        stacked, buffer = nested.pop("snapshots", np.empty((0, 0))), state.parameters.buffer
+        stacked = nested.pop("snapshots", np.empty((0, 0)))
+        buffer = state.parameters.buffer
         if len(stacked) and (stacked.shape[1:] != buffer.shape or stacked.dtype != buffer.dtype):
             raise ValueError("it holds 'snapshots' in another shape or type")
         snapshots = tuple(one.copy() for one in stacked)
         # If the optimizer has no vectors yet, take the initial ones.
         slots = state_slots(resolve_optimizer(estimator.optimizer), state.parameters)
-        optimizer_state, dtype = state.optimizer_state, state.parameters.buffer.dtype
+        optimizer_state = state.optimizer_state
+        dtype = state.parameters.buffer.dtype
         if not optimizer_state.fits(slots):
             optimizer_state = OptimizerState()
             optimizer_state.prepare(slots, dtype)
@@ -489,7 +491,8 @@ def _weights(state: FittedState) -> dict[str, np.ndarray]:
 
 def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
     """Return the attributes of the history in ``stored``; raise any error if ``stored`` does not fit ``state``."""
-    weights, slots = _weights(state), state.optimizer_state.slots
+    weights = _weights(state)
+    slots = state.optimizer_state.slots
     counts = vars(state.optimizer_state).keys() - {"slots"}
     pairs = {name: (stored[name], array) for name, array in weights.items()}
     if (stored["average"] is not None) != ("average" in weights):
@@ -567,7 +570,8 @@ class StatefulTraining:
     def state(self) -> State:
         """Return a copy of everything from which the training can continue."""
         self._trainer.step.synchronize()
-        state, part = {**stored_state(self._state), "ended": self.ended, "part": None}, self._trainer.part
+        state = {**stored_state(self._state), "ended": self.ended, "part": None}
+        part = self._trainer.part
         if part is not None:
             # A resumed epoch draws its whole order again, so store the generator as it was at the epoch's beginning.
             state["rng"] = self._epoch_rng

@@ -139,7 +139,8 @@ def reserve_names(op: GraphBuilder, exported: ExportedTraining, names: Collectio
     keep their names, have one of them. The columns of a table are reserved too: inputs of the step avoid their names.
     """
     columns = () if exported.front is None else [value.name or "" for value in exported.front.graph.inputs]
-    layout, inputs = exported.parts.parameters, [spec.name for spec in exported.parts.graph.inputs]
+    layout = exported.parts.parameters
+    inputs = [spec.name for spec in exported.parts.graph.inputs]
     given = {*columns, *layout.names, *layout.running_statistics, *(inputs if exported.front is None else ())}
     if clash := sorted(given & set(names)):
         raise ModelError(

@@ -100,7 +100,8 @@ def _read_file(folder: Path, name: str, fact: object, *, is_state: bool) -> byte
     """Return the content of a file that the manifest names; raise unless it lies in the folder and has its hash."""
     if not is_plain_name(name):
         raise ModelError(f"{folder / MANIFEST} names the file {name!r}, which is not in the folder itself.")
-    file, digest = folder / name, fact.get("sha256") if isinstance(fact, dict) else None
+    file = folder / name
+    digest = fact.get("sha256") if isinstance(fact, dict) else None
     if not file.is_file():
         raise ModelError(f"{folder} lacks {name}, which its {MANIFEST} names: copy the whole folder.")
     if file.resolve().parent != folder.resolve():

@@ -102,7 +102,8 @@ def graph_entries(step: StepGraph, predict: PredictGraph, form: str) -> dict[str
     if "step" in TRAINING_FORMS[form]:
         proto = compact_proto(step.model, "step")
         found["step"] = GraphEntry(step.model, proto, inputs, {step.loss: "loss", **state})
-    graph, proto = predict.model.graph, compact_proto(predict.model, "predict")
+    graph = predict.model.graph
+    proto = compact_proto(predict.model, "predict")
     roles = {value.name or "": "data" for value in graph.inputs} | dict.fromkeys(predict.state, "state")
     results = {value.name or "": "prediction" for value in graph.outputs}
     return {**found, "predict": GraphEntry(predict.model, proto, roles, results)}
@@ -116,7 +117,8 @@ def _put_in_front(front: ir.Model, graph: ir.Graph, rows: int | str) -> None:
                 f"The preprocessing uses opset {version} of {domain or 'ai.onnx'!r}, but the network uses "
                 f"{graph.opset_imports[domain]}. Convert both to one opset (onnx.version_converter)."
             )
-    own, op = front.clone().graph, GraphBuilder(graph, prefix="front")
+    own = front.clone().graph
+    op = GraphBuilder(graph, prefix="front")
     names = [value.name or "" for value in own.outputs]
     columns = [ir.Value(name=v.name, type=v.type, shape=ir.Shape([rows, *(v.shape or ())[1:]])) for v in own.inputs]
     computed = dict(zip(names, append_graph(op, own, columns, "front/"), strict=True))
@@ -174,7 +176,8 @@ def epoch_graph(step: StepGraph) -> tuple[ir.Model, str, str]:
     op.taken.update(given)
 
     # The inputs: all rows of data, and a value for each step of rates and random numbers.
-    by_row, by_step = {*step.by_row, step.weight}, {step.rate, *step.random, *step.factors.values()}
+    by_row = {*step.by_row, step.weight}
+    by_step = {step.rate, *step.random, *step.factors.values()}
     outer: dict[str, ir.Value] = {}
     for name, value in given.items():
         sizes = list(value.shape or ())
@@ -240,7 +243,8 @@ class PredictGraph:
 
 def predict_graph(exported: ExportedTraining, step: StepGraph) -> PredictGraph:
     """Return the graph that predicts; the vectors of weights are inputs, so that it follows each step of training."""
-    parts, layout = exported.parts, exported.parts.parameters
+    parts = exported.parts
+    layout = exported.parts.parameters
     held = {**parts.frozen, **layout.prediction_views()}
     known = parts.graph.weights()
     weights = {name: held[name].astype(known[name].dtype) for name in known}
@@ -310,7 +314,8 @@ def _joined_steps(steps: Sequence[StepGraph], columns: Iterable[str]) -> StepGra
     each = [(number, one) for number, step in enumerate(steps) for one in step.state if one.role != STEP]
     state = []
     for number, one in (*counts, *each):
-        name, value = inputs[number][one.name].name or "", outputs[number][one.output]
+        name = inputs[number][one.name].name or ""
+        value = outputs[number][one.output]
         state.append(replace(one, name=name, output=op.taken.free(f"new_{name}")))
         append_output(op.graph, value, state[-1].output, value)
     op.graph.sort()
@@ -330,8 +335,12 @@ def _joined_steps(steps: Sequence[StepGraph], columns: Iterable[str]) -> StepGra
 
 def _joined_predictions(each: Sequence[PredictGraph], decoding: Decoding) -> PredictGraph:
     """Return the graph of the mean prediction, made of the networks' graphs."""
-    first, op, state = each[0].model, _new_graph(each[0].model), dict[str, str]()
-    likes, names, results = list(first.graph.outputs), [value.name or "" for value in first.graph.outputs], []
+    first = each[0].model
+    op = _new_graph(each[0].model)
+    state = dict[str, str]()
+    likes = list(first.graph.outputs)
+    names = [value.name or "" for value in first.graph.outputs]
+    results = []
     for number, one in enumerate(each):
         inputs = one.model.graph.inputs
         own = [_add_input(op, value, name_in_network(value.name or "", number)) for value in inputs]

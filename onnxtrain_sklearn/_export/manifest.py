@@ -93,7 +93,9 @@ def _facts_of_targets(exported: ExportedTraining, step: StepGraph) -> dict[str, 
     if exported.outputs:
         facts = [_output_fact(one, name) for one, name in zip(exported.outputs, step.targets, strict=True)]
         return {"task": "several outputs", "classes": None, "target": None, "targets": facts, "loss": None}
-    decoding, positions, weights = exported.decoding, exported.decoding.positions is not None, label_weights(exported)
+    decoding = exported.decoding
+    positions = exported.decoding.positions is not None
+    weights = label_weights(exported)
     return {
         "task": decoding.task,
         "classes": _class_labels(decoding.classes),

@@ -95,7 +95,8 @@ def tensors_of(content: bytes, what: str) -> dict[str, np.ndarray]:
 def tensors_and_notes(content: bytes, what: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return the arrays of a file and its metadata; raise ModelError, which begins with ``what``, if it is none."""
     start, places, notes = _parts(io.BytesIO(content), len(content), what)
-    data, arrays = memoryview(content)[start:], dict[str, np.ndarray]()
+    data = memoryview(content)[start:]
+    arrays = dict[str, np.ndarray]()
     for place in places:
         held = data[place.start : place.end]
         if place.kind == np.bool_ and (np.frombuffer(held, np.uint8) > 1).any():
@@ -160,7 +161,8 @@ def _place_of(name: str, entry: object, what: str) -> _Place:
         raise _unreadable(what, f"{name!r} is of the type {kind!r}, and {', '.join(_TENSOR_TYPES)} are read")
     if not (_are_sizes(shape) and len(shape) <= _MOST_AXES and _are_sizes(offsets) and len(offsets) == 2):
         raise _unreadable(what, f"{name!r} has the shape {shape!r} and the offsets {offsets!r}"[:300])
-    dtype, (start, end) = np.dtype(_TENSOR_TYPES[kind]), offsets
+    dtype = np.dtype(_TENSOR_TYPES[kind])
+    start, end = offsets
     if end - start != math.prod(shape) * dtype.itemsize:
         raise _unreadable(
             what,

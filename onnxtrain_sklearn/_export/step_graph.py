@@ -106,10 +106,14 @@ DECAY_FACTOR, DROPOUT_FACTOR = "weight_decay_factor", "dropout_factor"
 
 def step_graph(exported: ExportedTraining) -> StepGraph:
     """Return the graph of a training step."""
-    parts, layout, settings = exported.parts, exported.parts.parameters, exported.parts.settings
+    parts = exported.parts
+    layout = exported.parts.parameters
+    settings = exported.parts.settings
     # The pass: loss and gradients are its outputs, to which the rest of the step is appended.
     found = _step_pass(exported)
-    graph, kind, scalar = found.model.graph, ir_type(layout.vector.dtype), exported.scalar_type
+    graph = found.model.graph
+    kind = ir_type(layout.vector.dtype)
+    scalar = exported.scalar_type
     op = GraphBuilder(graph, dtype=kind, prefix="step")
     outputs = {value.name or "": value for value in graph.outputs}
     occurs = {name: outputs[output] for name, output in found.occurs.items()}
@@ -130,7 +134,8 @@ def step_graph(exported: ExportedTraining) -> StepGraph:
     replace_inputs(graph, arrays)
 
     # The inputs for the scalars of the step: learning rate, and factors that schedules give.
-    rate, factors = _add_input(op, "learning_rate", kind, ()), dict[str, ir.Value]()
+    rate = _add_input(op, "learning_rate", kind, ())
+    factors = dict[str, ir.Value]()
     decays = bool(getattr(settings.optimizer, "weight_decay", 0.0))
     decays = decays and any(settings.factors.get(name, Factors()).decay for name in layout.names)
     if settings.scheduled.decay and decays:
@@ -139,7 +144,8 @@ def step_graph(exported: ExportedTraining) -> StepGraph:
         factors[DROPOUT_FACTOR] = _renamed_input(op, FACTOR, DROPOUT_FACTOR)
 
     # The stages of the step, from the loss and the gradients of the pass on.
-    gradients, loss = joined_vector(op, [outputs[f"{name}_grad"] for name in layout.names]), outputs[LOSS]
+    gradients = joined_vector(op, [outputs[f"{name}_grad"] for name in layout.names])
+    loss = outputs[LOSS]
     new = dict[str, ir.Value]()
     for stage in parts.stages:
         if stage == "penalty":
@@ -159,7 +165,8 @@ def step_graph(exported: ExportedTraining) -> StepGraph:
                 next_names = parts.graph.running_statistics
                 new[STATISTICS] = joined_vector(op, [outputs[next_names[name]] for name in layout.running_statistics])
         elif stage == "average":
-            share, average_op = float(settings.ema_decay or 0), GraphBuilder(graph, dtype=scalar, prefix="average")
+            share = float(settings.ema_decay or 0)
+            average_op = GraphBuilder(graph, dtype=scalar, prefix="average")
             # steps before averaging began do not count in the correction for its start
             before = float(parts.optimizer_state.t - parts.optimizer_state.averaged)
             averaged = average_op.Sub(t, before) if before else t
@@ -252,12 +259,15 @@ def _step_pass(exported: ExportedTraining) -> _StepPass:
     """Return the pass over the minibatches of a step."""
     parts = exported.parts
     # The portable engine emits ONNX's own operators, which any runtime has.
-    settings, rows = replace(parts.settings, engine="portable"), parts.batch_size // exported.minibatches
+    settings = replace(parts.settings, engine="portable")
+    rows = parts.batch_size // exported.minibatches
     lazy = settings.lazy_rows
     program = pass_program(PassParts(parts.graph, settings, parts.parameters, parts.frozen, rows, adds_rows=lazy))
     inputs = [value.name or "" for value in program.random]
-    random, model = tuple(name for name in inputs if name != FACTOR), from_bytes(program.graph)
-    occurs, kind = dict[str, str](), ir_type(parts.parameters.vector.dtype)
+    random = tuple(name for name in inputs if name != FACTOR)
+    model = from_bytes(program.graph)
+    occurs = dict[str, str]()
+    kind = ir_type(parts.parameters.vector.dtype)
     if lazy:
         # The first products are sought in the forward graph: in the pass, gradients of matrices read the inputs too.
         graph = training_graph(parts.graph, settings, parts.frozen, rows)
@@ -371,7 +381,8 @@ def _return_rows_added_up(model: ir.Model, lookups: Sequence[Lookup], kind: ir.D
     In training the pass returns indices and a gradient for each lookup, and the host adds them up. Here the graph
     scatters them into a matrix with one more row for padding, which is cut off. A flag output has one column.
     """
-    graph, op = model.graph, GraphBuilder(model.graph, dtype=kind, prefix="rows")
+    graph = model.graph
+    op = GraphBuilder(model.graph, dtype=kind, prefix="rows")
     if lookups and op.opset < 16:
         raise UnsupportedOperatorError(
             f"Lazy updates of embeddings add up rows by ScatterElements, which needs opset 16 in training graphs, and "
@@ -382,8 +393,11 @@ def _return_rows_added_up(model: ir.Model, lookups: Sequence[Lookup], kind: ir.D
     occurs = {}
     for name in dict.fromkeys(lookup.weight for lookup in lookups):
         own = [lookup for lookup in lookups if lookup.weight == name]
-        (n_rows, *_), width, count = own[0].shape, own[0].width, sum(read.count for read in own)
-        places, slopes = list[ir.Value](), [outputs[f"{read.rows}_grad"] for read in own]
+        n_rows, *_ = own[0].shape
+        width = own[0].width
+        count = sum(read.count for read in own)
+        places = list[ir.Value]()
+        slopes = [outputs[f"{read.rows}_grad"] for read in own]
         for read in own:
             # a negative index counts from the end; padding reads the row after the last, which is cut off below
             index = outputs[read.indices]
@@ -412,7 +426,9 @@ def _return_occurring_columns(
     model: ir.Model, products: Sequence[FirstProduct], trained: Collection[str], kind: ir.DataType
 ) -> dict[str, str]:
     """Flag the columns of the inputs that are not zero in all rows, in place; return the outputs by trained matrix."""
-    graph, op, occurs = model.graph, GraphBuilder(model.graph, dtype=kind, prefix="columns"), dict[str, str]()
+    graph = model.graph
+    op = GraphBuilder(model.graph, dtype=kind, prefix="columns")
+    occurs = dict[str, str]()
     inputs = {value.name or "": value for value in graph.inputs}
     for product in products:
         if product.weight in trained:
@@ -432,7 +448,9 @@ def _return_occurring_columns(
 
 def state_tensors(exported: ExportedTraining) -> Iterator[StateTensor]:
     """Yield the tensors that a step changes: vectors, and the number of steps taken."""
-    parts, layout, settings = exported.parts, exported.parts.parameters, exported.parts.settings
+    parts = exported.parts
+    layout = exported.parts.parameters
+    settings = exported.parts.settings
     optimizer = settings.optimizer
     if not isinstance(optimizer, Optimizer):
         raise ModelError(
@@ -564,7 +582,9 @@ def _emit_row_inputs(op: GraphBuilder, exported: ExportedTraining) -> tuple[tupl
     A loop in any language gives targets in their own units and plain weights, as the user gives them to ``fit``: the
     step scales the targets and multiplies the weights by those of the classes.
     """
-    target, weight, kind = _graph_input(op, TARGET), _graph_input(op, WEIGHT), exported.scalar_type
+    target = _graph_input(op, TARGET)
+    weight = _graph_input(op, WEIGHT)
+    kind = exported.scalar_type
     if exported.outputs:
         targets = _targets_of_outputs(op, exported.outputs, exported.parts.batch_size)
     elif (scale := exported.decoding.target_scale) is None:

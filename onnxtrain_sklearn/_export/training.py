@@ -62,7 +62,8 @@ class Training:
         self.manifest = dict(content.manifest)
         self.state: dict[str, np.ndarray] = StateArrays(content.state, self.manifest.get(CONSTANTS))
         self.loss_curve_: list[float] = []
-        self._graphs, self._sessions = content.graphs, dict[str, sessions.InferenceSession]()
+        self._graphs = content.graphs
+        self._sessions = dict[str, sessions.InferenceSession]()
         self._rng = np.random.default_rng(random_state) if shuffle else None
         self._draws = int(self.manifest["random"]["draws"])
         with refusing("The schedules that the manifest names cannot be made"):
@@ -154,7 +155,8 @@ class Training:
         # the names in the manifest that this module uses
         targets: list[Any] = self.manifest.get("targets", [])
         if graph == "predict":
-            wanted, results = list[str](), [name for one in targets for name in one["predictions"]]
+            wanted = list[str]()
+            results = [name for one in targets for name in one["predictions"]]
         else:
             state = self.manifest["state"]["tensors"]
             wanted = [name for role, name in self.manifest["inputs"].items() if role != "order"]
@@ -179,7 +181,8 @@ class Training:
                 told = f"The graph {graph!r} has the input {value.name!r} of the shape {value.shape}"
                 raise exceeded(told, "tensor_bytes")
         if graph == "step":
-            shape, batch_size = inputs[self.manifest["inputs"]["sample_weight"]].shape, self.manifest["batch_size"]
+            shape = inputs[self.manifest["inputs"]["sample_weight"]].shape
+            batch_size = self.manifest["batch_size"]
             rows = shape[0] if shape else 0
             if rows != batch_size:
                 raise ModelError(f"A step takes {rows} rows, but the batch_size of its manifest is {batch_size}.")
@@ -188,7 +191,8 @@ class Training:
         self, data: Mapping[str, np.ndarray], weights: np.ndarray, rows: np.ndarray, rates: Mapping[str, float]
     ) -> float:
         """Train on a minibatch, filled up with rows of weight zero; return its loss."""
-        session, batch_size = self._session("step"), int(self.manifest["batch_size"])
+        session = self._session("step")
+        batch_size = int(self.manifest["batch_size"])
         # Padding repeats a row of the minibatch, so that no further row of an embedding occurs.
         padded = np.concatenate([rows, np.full(batch_size - len(rows), rows[0])])
         own = np.concatenate([weights[rows], np.zeros(batch_size - len(rows))])
@@ -218,7 +222,8 @@ class Training:
         known = self.manifest["random"]
         if not known["inputs"]:
             return {}
-        shapes, minibatches = {value.name: value.shape for value in session.get_inputs()}, known.get("minibatches")
+        shapes = {value.name: value.shape for value in session.get_inputs()}
+        minibatches = known.get("minibatches")
         if minibatches is None:
             return self._draw(shapes)
         found = {name: np.zeros(shapes[name], np.float32) for name in known["inputs"]}
@@ -239,7 +244,8 @@ class Training:
 
     def _minibatches(self, rows: np.ndarray) -> list[np.ndarray]:
         """Return the rows of each minibatch of the next pass over ``rows``, shuffled if asked for."""
-        known, batch_size = self.manifest["hyperparameters"], int(self.manifest["batch_size"])
+        known = self.manifest["hyperparameters"]
+        batch_size = int(self.manifest["batch_size"])
         order = rows if self._rng is None else self._rng.permutation(rows)
         # With drop_last, leave out the rows that do not fill a minibatch: one of those that a step accumulates. A
         # batch_size that the export was given need not be a multiple of accumulate: the step is one minibatch then.
@@ -335,7 +341,8 @@ class LoopRates:
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         known = manifest["hyperparameters"]
-        self._initial, self._max_iter = float(known["learning_rate_init"]), known.get("max_iter")
+        self._initial = float(known["learning_rate_init"])
+        self._max_iter = known.get("max_iter")
         self._progress = Progress(**manifest.get("progress", {}))
         self._inputs = {role: manifest["inputs"][role] for role in SCHEDULE_KEYS if role in manifest["inputs"]}
         self._facts = {role: manifest[SCHEDULE_KEYS[role]] for role in self._inputs}
@@ -464,7 +471,8 @@ def loop_targets(
         kind = type(sample_weight).__name__
         raise ValueError(f"These graphs have one target, but sample_weight is a {kind}: give a number for each row.")
     fact = {**manifest["target"], **{key: manifest[key] for key in ("task", "classes")}}
-    values, weights = _encoded_targets(fact, y).values, checked_weights(sample_weight, n)
+    values = _encoded_targets(fact, y).values
+    weights = checked_weights(sample_weight, n)
     trained = weights_of_rows(fact.get("label_weights"), values, weights)
     return LoopTargets({fact["input"]: _as_input(values, inputs[fact["input"]])}, weights, trained)
 
@@ -497,7 +505,8 @@ def _weighted(fact: Fact, y: ArrayLike, sample_weight: ArrayLike | None, n: int)
         raise ValueError(f"Output {fact['output']!r}: X has {n} rows and y has {len(values)}.")
     weights = None if sample_weight is None else checked_weights(sample_weight, n)
     rows = np.arange(n) if weights is None or not weights.any() else np.flatnonzero(weights)
-    targets, known = _encoded_targets(fact, values[rows]), fact["label_weights"]
+    targets = _encoded_targets(fact, values[rows])
+    known = fact["label_weights"]
     own = None if weights is None else weights[rows]
     if known is not None:
         own = weights_of_rows(known, targets.values, np.ones(len(rows)) if own is None else own)

@@ -82,7 +82,8 @@ def converted(
     skl2onnx = skl2onnx_bridge.package()
     estimator = _with_counted_classes(unwrapped(estimator))
     records: list[ConversionRecord] = []
-    parts, inputs = [part for _, part in walk(estimator)], _inputs(estimator, columns)
+    parts = [part for _, part in walk(estimator)]
+    inputs = _inputs(estimator, columns)
     if (network := next((part for part in parts if hasattr(type(part), "to_onnx")), None)) is not None:
         # Refuse it, because its weights would be constants of the graph.
         within = "" if network is estimator else f" in this {type(estimator).__name__}"
@@ -138,7 +139,8 @@ def _with_counted_classes(estimator: Estimator) -> Any:
         estimator = copy.copy(estimator)
         estimator.classes_ = [np.arange(len(known)) for known in estimator.classes_]
     elif isinstance(estimator, Pipeline):
-        (name, last), estimator = estimator.steps[-1], copy.copy(estimator)
+        name, last = estimator.steps[-1]
+        estimator = copy.copy(estimator)
         estimator.steps = [*estimator.steps[:-1], (name, _with_counted_classes(last))]
     return estimator
 
@@ -209,7 +211,9 @@ def _recording(
     """Return a converter that also records what it adds, and writes booleans in attributes as integers."""
 
     def converted(scope: Scope, operator: Operator, container: Container) -> None:
-        nodes, initializers, add_node = len(container.nodes), len(container.initializers), container.add_node
+        nodes = len(container.nodes)
+        initializers = len(container.initializers)
+        add_node = container.add_node
         estimator = operator.raw_operator
 
         def add_without_booleans(*names: Any, **attributes: Any) -> Any:
@@ -358,13 +362,15 @@ def _by_position(
     if len(inputs) == 1:
         (rows,), inputs = inputs, []
         for i, (name, part, places) in enumerate(parts):
-            start, columns = sum(len(before) for _, _, before in parts[:i]), transformer.n_features_in_
+            start = sum(len(before) for _, _, before in parts[:i])
+            columns = transformer.n_features_in_
             parts[i] = (name, part, list(range(start, start + len(places))))
             if places == list(range(columns)) and list(rows.type.shape)[1:] == [columns]:
                 inputs.append(rows)
             elif places:
                 operator = scope.declare_local_operator("SklearnArrayFeatureExtractor")
-                operator.inputs, operator.column_indices = [rows], places
+                operator.inputs = [rows]
+                operator.column_indices = places
                 operator.outputs.append(scope.declare_local_variable("columns", type(rows.type)([None, len(places)])))
                 inputs.append(operator.outputs[0])
     twin = copy.copy(transformer)
@@ -532,7 +538,8 @@ def _register(part: Estimator) -> None:
             f"skl2onnx has no converter for {kind.__name__}. Install onnxmltools, whose converter is then used "
             f"(pip install onnxmltools), or register another one with skl2onnx.update_registered_converter."
         ) from error
-    shapes, options = skl2onnx_bridge.shapes(), _OPTIONS if is_classifier(part) else None
+    shapes = skl2onnx_bridge.shapes()
+    options = _OPTIONS if is_classifier(part) else None
     declare = (
         shapes.calculate_linear_regressor_output_shapes
         if options is None

@@ -251,7 +251,8 @@ _VOTE_COUNTERS = {
 
 def without_gradient(record: ModelRecord) -> str:
     """Return the message for a model none of whose parameters has a gradient."""
-    last, counted = record.last, _VOTE_COUNTERS.get(type(record.last))
+    last = record.last
+    counted = _VOTE_COUNTERS.get(type(record.last))
     if counted and not (isinstance(last, BaggingClassifier) and hasattr(last.estimators_[0], "predict_proba")):
         return f"The probabilities of this {record.last_name} have no gradient: they count {counted}."
     return (
@@ -279,7 +280,8 @@ _UNCLEAR = {
 
 def why_unconverted(estimator: Estimator, error: Exception) -> str:
     """Return the message for a model whose conversion failed: the class, or the reason, and what to do."""
-    whole, words = type(estimator).__name__, " ".join(str(error).split())
+    whole = type(estimator).__name__
+    words = " ".join(str(error).split())
     for name in sorted({type(part).__name__ for _, part in walk(estimator)} & _UNCLEAR.keys()):
         told, reason = _UNCLEAR[name]
         if told in words:

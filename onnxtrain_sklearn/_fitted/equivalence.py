@@ -36,7 +36,8 @@ def require_equal(
     The message begins with ``what`` and ends with ``advice``. If the graph ``reads_float64``, ``model`` gets the rows
     as float64 too, because scikit-learn computes in the type of the data.
     """
-    record, rows = record_of(model), _in_float64(rows) if reads_float64 else rows
+    record = record_of(model)
+    rows = _in_float64(rows) if reads_float64 else rows
     for method, numbers in ours.items():
         if method == "predict" and record.gives_labels:
             continue
@@ -126,7 +127,9 @@ def _refuse_conversion(record: ModelRecord, what: str, method: str, distance: fl
 
 def margins(record: ModelRecord, rows: MatrixLike, scores: np.ndarray) -> np.ndarray:
     """Return how near each row is to a decision boundary, in ``scores``: probabilities, or the decision function."""
-    scores, model, threshold = scores.reshape(len(scores), -1), record.estimator, record.threshold
+    scores = scores.reshape(len(scores), -1)
+    model = record.estimator
+    threshold = record.threshold
     if threshold is not None:
         if threshold.of_probabilities:
             beyond = model.predict_proba(rows)[:, threshold.positive] - threshold.limit

@@ -339,7 +339,8 @@ class TableColumn:
 
     def texts(self, values: np.ndarray) -> np.ndarray:
         """Return the values of a column as text, validated; shape (n_samples, 1)."""
-        where, listed = f"column {self.name!r} of X", values.tolist()
+        where = f"column {self.name!r} of X"
+        listed = values.tolist()
         written = {value: str(value) for value in set(listed)}
         for value in filter(is_gap, set(listed)):
             written[value] = self.placeholders.get(str(value), str(value)) if self.gap is None else self.gap

@@ -269,9 +269,11 @@ def _threshold(estimator: Estimator) -> Threshold | None:
             return None
     of_probabilities = sklearn_private.response_method(rule) == "predict_proba"
     if isinstance(rule, TunedThresholdClassifierCV):
-        limit, label = rule.best_threshold_, sklearn_private.positive_label(rule)
+        limit = rule.best_threshold_
+        label = sklearn_private.positive_label(rule)
     else:
         automatic = isinstance(rule.threshold, str)
-        limit, label = (0.5 if of_probabilities else 0.0) if automatic else rule.threshold, rule.pos_label
+        limit = (0.5 if of_probabilities else 0.0) if automatic else rule.threshold
+        label = rule.pos_label
     positive = list(rule.classes_).index(label) if label is not None else 1
     return Threshold(rule, float(limit), positive, of_probabilities)

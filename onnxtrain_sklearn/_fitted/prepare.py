@@ -110,7 +110,8 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
         other, _, structure_of_copy = _rewritten(record_of(estimator_copy), table)
         return other.model, structure_of_copy
 
-    model, tracer = rewritten.model, Tracer(estimator, structure, convert_copy)
+    model = rewritten.model
+    tracer = Tracer(estimator, structure, convert_copy)
     origins = named(model, rewritten.roles, conversions, estimator, tracer)
     origins = list(split_in_double(model, origins, estimator))
     # Train the votes of training points only if nothing else can be trained, because votes cannot be written back.
@@ -119,7 +120,8 @@ def _graph_of(record: ModelRecord, table: Table | None) -> tuple[ir.Model, Seque
     origins = others if any(one.name in trained for one in others) else origins
 
     # Float initializers without an origin are no weights: they become Constant nodes.
-    named_values, op = {one.name for one in origins}, GraphBuilder(model.graph, prefix="constant", constant_nodes=True)
+    named_values = {one.name for one in origins}
+    op = GraphBuilder(model.graph, prefix="constant", constant_nodes=True)
     for name, value in list(model.graph.initializers.items()):
         if name not in named_values and value.dtype is not None and value.dtype.is_floating_point():
             hold_as_constant(op, value)
@@ -179,7 +181,8 @@ def table_of(estimator: Estimator, *, has_text: bool) -> Table | None:
     """
     branches = list(_branches(estimator, None))
     for branch in branches:
-        first, ensemble = branch.steps[0] if branch.steps else None, branch.ensemble
+        first = branch.steps[0] if branch.steps else None
+        ensemble = branch.ensemble
         if ensemble is None or (isinstance(ensemble, VotingRegressor) and ensemble.weights is None):
             continue
         # The members of other ensembles must take numeric matrices, so refuse text.

@@ -162,7 +162,8 @@ def _prefix(root: Estimator, path: Path, owner: Estimator) -> str:
 
 def _hold_as_attribute(graph: ir.Graph, name: str, form: str, numbers: np.ndarray) -> str:
     """Make a parameter equal to its attribute, with nodes that compute the form; return the form that then remains."""
-    value, held = graph.initializers[name], np.atleast_1d(np.asarray(numbers, np.float32))
+    value = graph.initializers[name]
+    held = np.atleast_1d(np.asarray(numbers, np.float32))
     if form == "transposed" and held.ndim != 2:
         return form
     op = GraphBuilder(graph, prefix=f"{name}/{form}", constant_nodes=True)
@@ -239,7 +240,8 @@ class Tracer:
 
     @cached_property
     def _copy(self) -> Any:
-        other, rng = copy.deepcopy(self._root), np.random.RandomState(0)
+        other = copy.deepcopy(self._root)
+        rng = np.random.RandomState(0)
         for _, part in list(walk(other)):
             for path, array in list(own_numbers(part)):
                 assign(part, path, rng.uniform(0.2, 0.8, array.shape))
@@ -297,7 +299,8 @@ def _complete(owner: Estimator, path: Path) -> None:
     if attribute.strip("_") in ("dual_coef", "intercept") and hasattr(owner, "_dual_coef_"):
         # LIBSVM's private copies have the opposite sign for two classes.
         sign = -1.0 if is_classifier(owner) and len(owner.classes_) == 2 else 1.0
-        public, private = f"{attribute.strip('_')}_", f"_{attribute.strip('_')}_"
+        public = f"{attribute.strip('_')}_"
+        private = f"_{attribute.strip('_')}_"
         written, repeated = (private, public) if attribute == private else (public, private)
         vars(owner)[repeated] = sign * vars(owner)[written]
         if isinstance(owner, OneClassSVM):
@@ -350,7 +353,8 @@ def _factor(owner: Estimator) -> float:
 def _cell(owner: Estimator, tree: int, node: int, target: int) -> tuple[Callable[[], float], Callable[[float], None]]:
     """Return the functions that read and write one value of one leaf."""
     if isinstance(owner, ensemble.IsolationForest):  # a leaf's value is the depth plus the expected remaining depth
-        beyond, depth = owner._average_path_length_per_tree[tree], owner._decision_path_lengths[tree][node] - 1.0
+        beyond = owner._average_path_length_per_tree[tree]
+        depth = owner._decision_path_lengths[tree][node] - 1.0
         return lambda: float(depth + beyond[node]), lambda value: beyond.__setitem__(node, value - depth)
     if hasattr(owner, "_predictors"):
         flat = [predictor for stage in owner._predictors for predictor in stage]
@@ -373,7 +377,8 @@ def _trees_of_model(owner: Estimator) -> list[Any]:
 def _write_probabilities(owner: Estimator, origin: Origin, before: np.ndarray, now: np.ndarray) -> None:
     """Write the probabilities of leaves; for two classes, the graph holds only that of the second class."""
     assert origin.places is not None
-    trees, numbers = _trees_of_model(owner), np.abs(now.astype(np.float64))
+    trees = _trees_of_model(owner)
+    numbers = np.abs(now.astype(np.float64))
     if now.ndim == 2:
         cells = [(output, i) for output, n in enumerate(np.atleast_1d(owner.n_classes_)) for i in range(n)]
         for (tree, node, target), value in zip(origin.places.reshape(-1, 3), numbers.ravel(), strict=True):

@@ -132,7 +132,8 @@ def end_in_scores(model: ir.Model, *, probabilities: bool | None, margin: int | 
     if probabilities is None:
         _put_exponential_last(model.graph)
         return
-    output, op = model.graph.outputs[0], GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
+    output = model.graph.outputs[0]
+    op = GraphBuilder(model.graph, prefix="scores", constant_nodes=True)
     shown = _single_column(output)
     if shown is None and probabilities:
         # If no scores precede the probabilities, use their logarithms as scores, although these may saturate.
@@ -233,7 +234,8 @@ def expose_labels(model: ir.Model, record: ModelRecord) -> None:
         return
     op = GraphBuilder(graph, prefix="labels", constant_nodes=True)
     machine = bool(record.members) and record.members[0].is_libsvm
-    places, sizes = _label_columns(op, record), [len(known) for known in classes]
+    places = _label_columns(op, record)
+    sizes = [len(known) for known in classes]
     end_in_scores_of_labels(
         op, model, places, sizes, indicators=record.has_indicators, probable=probable, machine=machine
     )
@@ -309,7 +311,8 @@ def _label_columns(op: GraphBuilder, record: ModelRecord) -> list[Place]:
 def _logit(op: GraphBuilder, place: Place) -> ir.Value:
     """Return the score whose sigmoid is the probability of the second class."""
     value, start, size = place
-    p, whole = _column(op, value, start + size - 1), source_of_columns(value)
+    p = _column(op, value, start + size - 1)
+    whole = source_of_columns(value)
     if ends_in(p, "Sigmoid"):
         return _input(p)
     if ends_in(whole, "Softmax") and _known_width(op, whole) == 2:
@@ -393,7 +396,9 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
     One output is the index of the class, if the probabilities may disagree with the votes and no threshold decides. The
     other holds the scores of the pairs of classes, if the decision function counts votes, which have no gradient.
     """
-    last, decides, probable = record.last, record.threshold is None, record.has_probabilities
+    last = record.last
+    decides = record.threshold is None
+    probable = record.has_probabilities
     marks = next((one.marked for one in conversions if one.estimator is last), {})
 
     def marked(what: str) -> ir.Value:
@@ -410,7 +415,8 @@ def keep_votes(graph: ir.Graph, record: ModelRecord, conversions: Sequence[Conve
     elif record.is_one_vs_one:
         # Train the confidences, because votes have no gradient.
         op = GraphBuilder(graph, prefix="confidences", constant_nodes=True)
-        confidences, inner = marked(CONFIDENCES), last.estimators_[0]
+        confidences = marked(CONFIDENCES)
+        inner = last.estimators_[0]
         if not hasattr(inner, "decision_function") and is_classifier(inner):
             logarithms = [op.Log(op.Add(op.Relu(p), EPSILON)) for p in (confidences, op.Sub(1.0, confidences))]
             confidences = op.Sub(*logarithms)
@@ -460,7 +466,8 @@ def keep_first_of_ties(graph: ir.Graph, *, of_two: bool = False) -> None:
     Votes are often tied. After normalization in training, sums of equal votes differ in the last bits. With ``of_two``,
     do so for two classes too.
     """
-    p, named = graph.outputs[0], {value.name for value in graph.outputs}
+    p = graph.outputs[0]
+    named = {value.name for value in graph.outputs}
     if (
         p.shape is None
         or len(p.shape) != 2

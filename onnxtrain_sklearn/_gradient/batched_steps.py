@@ -71,10 +71,12 @@ class _Scan:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Scan | None:
-        count, body = node.attributes["num_scan_inputs"].as_int(), node.attributes["body"].as_graph()
+        count = node.attributes["num_scan_inputs"].as_int()
+        body = node.attributes["body"].as_graph()
         n = len(node.inputs) - count
         node.resize_outputs(len(body.outputs))
-        inputs, stacks = [x for x in node.inputs if x is not None], len(body.outputs) - n
+        inputs = [x for x in node.inputs if x is not None]
+        stacks = len(body.outputs) - n
         axes = [*attribute(node, "scan_input_axes", []), *attribute(node, "scan_output_axes", [])]
         ways = {*attribute(node, "scan_input_directions", [0] * count)}
         ways |= {*attribute(node, "scan_output_directions", [0] * stacks)}
@@ -103,7 +105,9 @@ class _Scan:
     def replace_node(self, op: GraphBuilder) -> None:
         """Replace the node by one with the present states, slices and stacks."""
         self.drop_unread()
-        body, node, inner = self.body, self.node, inner_builder(op, self.body)
+        body = self.body
+        node = self.node
+        inner = inner_builder(op, self.body)
         slices = [value for value in self.slices if value.uses() or value in body.outputs]
         slices = slices or list(self.slices)[:1]  # a Scan takes its number of steps from its slices
         body.inputs[:] = [*(state.before for state in self.states), *slices]
@@ -236,7 +240,9 @@ def _sum(scan: _Scan, state: _State, inside: Collection[ir.Value]) -> _Sum | Non
     stacked = any(value in (total, state.before, state.after) for value, _ in scan.stacks)
     if len(others) != 1 or len(state.before.uses()) != 1 or stacked:
         return None
-    product, adders, value = others[0].producer(), [add], state.after
+    product = others[0].producer()
+    adders = [add]
+    value = state.after
     while value is not total and (node := value.producer()) is not None and node.inputs[0] is not None:
         adders.append(node)
         value = node.inputs[0]

@@ -586,7 +586,9 @@ class _Task:
         graph.sort()
         batch_steps(self.model, {*self.names, *names, self.of})
         self._remove_unread |= is_own or temporary
-        values, taken, gradients = _values(graph), names_of(graph), list[str]()
+        values = _values(graph)
+        taken = names_of(graph)
+        gradients = list[str]()
         for name in names:
             gradient = values[f"{name}_grad"]
             if temporary:
@@ -744,7 +746,9 @@ def _name_free_axes(graph: ir.Graph) -> None:
 
 def _cut(graph: ir.Graph, names: Sequence[str]) -> dict[str, _Cut]:
     """Cut the graph at computed values: their readers read inputs of the same names, and they become outputs."""
-    cuts, values, taken = dict[str, _Cut](), _values(graph), names_of(graph)
+    cuts = dict[str, _Cut]()
+    values = _values(graph)
+    taken = names_of(graph)
     for name in names:
         value = values[name]
         if value.dtype is None:

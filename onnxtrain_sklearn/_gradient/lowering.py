@@ -470,7 +470,8 @@ def _sequence_at(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
 
 
 def _concatenated(op: GraphBuilder, node: ir.Node) -> Sequence[ir.Value]:
-    members, axis = _unchanged_members(op, node), attribute(node, "axis", 0)
+    members = _unchanged_members(op, node)
+    axis = attribute(node, "axis", 0)
     if attribute(node, "new_axis", 0):
         members = [op.Unsqueeze(v, axes=[axis]) for v in members]
     return [op.Concat(*members, axis=axis)]
@@ -502,7 +503,8 @@ def _unchanged_members(op: GraphBuilder, node: ir.Node) -> Members:
 
 
 def _inserted(op: GraphBuilder, node: ir.Node) -> Members:
-    members, x = _unchanged_members(op, node), operand(node, 1)
+    members = _unchanged_members(op, node)
+    x = operand(node, 1)
     assert x is not None
     at = len(members) if operand(node, 2) is None else _member_position(node, 2, len(members) + 1)
     return [*members[:at], x, *members[at:]]
@@ -528,7 +530,9 @@ def _member_position(node: ir.Node, index: int, length: int) -> int:
 
 def _split_members(op: GraphBuilder, node: ir.Node) -> Members:
     """Lower SplitToSequence to Split; without keepdims the axis is squeezed."""
-    x, lengths, axis = node.inputs[0], operand(node, 1), attribute(node, "axis", 0)
+    x = node.inputs[0]
+    lengths = operand(node, 1)
+    axis = attribute(node, "axis", 0)
     known = None if lengths is None else constant(lengths)
     if known is not None and known.ndim:
         sizes = [int(n) for n in known]

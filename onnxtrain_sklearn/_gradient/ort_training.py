@@ -447,7 +447,8 @@ _NO_AXES = np.zeros(0, np.int64)
 
 def prepare(model: ir.Model, wrt: Sequence[str], of: str) -> ir.Value:
     """Rewrite the nodes on the path to ``of``, in place; return the value to differentiate."""
-    graph, op = model.graph, GraphBuilder(model.graph, prefix="prepared", constant_nodes=True)
+    graph = model.graph
+    op = GraphBuilder(model.graph, prefix="prepared", constant_nodes=True)
     known = len(op.taken)
     output = next(v for v in graph.outputs if v.name == of)
     for step in path(graph, wrt, output):
@@ -586,7 +587,8 @@ def _keep_axes(op: GraphBuilder, step: PathNode) -> None:
 
 def _prepare_split(op: GraphBuilder, step: PathNode) -> None:
     """Replace Split by slices if an output is unused: the builder's gradient contains only the used parts."""
-    node, shapes = step.node, [dims(v) for v in step.node.outputs]
+    node = step.node
+    shapes = [dims(v) for v in step.node.outputs]
     axis = attribute(node, "axis", 0)
     ends = np.cumsum([s[axis] for s in shapes if s is not None and fixed([s[axis]])])
     if len(step.outputs) < len(ends) == len(shapes):
@@ -625,7 +627,8 @@ def _prepare_clip(op: GraphBuilder, step: PathNode) -> None:
 
 def _explicit_pads(op: GraphBuilder, step: PathNode) -> None:
     """Replace auto_pad, which the gradient ignores, by explicit pads if the shapes are known."""
-    node, mode = step.node, attribute(step.node, "auto_pad", "NOTSET")
+    node = step.node
+    mode = attribute(step.node, "auto_pad", "NOTSET")
     sizes = (dims(node.inputs[0]) or [])[2:]
     kernel = list(attribute(node, "kernel_shape", None) or (dims(operand(node, 1)) or [])[2:])
     if mode.startswith("SAME") and kernel and sizes and fixed(sizes) and fixed(kernel):

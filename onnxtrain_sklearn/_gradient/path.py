@@ -60,7 +60,9 @@ def path(graph: ir.Graph, wrt: Collection[str], of: ir.Value) -> list[PathNode]:
 
 def path_between(graph: ir.Graph, sources: Set[ir.Value], ends: Set[ir.Value]) -> list[PathNode]:
     """Return the nodes of ``graph`` between ``sources`` (in it or in an outer graph) and ``ends``, in order."""
-    downstream, upstream, found = dependent(graph, sources), set(ends), []
+    downstream = dependent(graph, sources)
+    upstream = set(ends)
+    found = []
     for node in reversed(graph):
         outputs = frozenset(i for i, v in enumerate(node.outputs) if v in upstream)
         on_path = downstream.intersection(reads(node))
@@ -196,7 +198,9 @@ def mark_selected(graph: ir.Graph) -> bool:
 
 
 def _mark_upstream(where: ir.Node, mark: str) -> bool:
-    front, seen, steep = list(where.inputs[1:]), set(), False
+    front = list(where.inputs[1:])
+    seen = set()
+    steep = False
     while front:
         value = front.pop()
         node = None if value is None else value.producer()

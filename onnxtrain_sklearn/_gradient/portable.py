@@ -158,7 +158,8 @@ def _gradients(
     thunks = known.rule(Reverse(op, node, totals, step.inputs))
     pairs = []
     for i in sorted(step.inputs):
-        x, thunk = node.inputs[i], thunks[i] if i < len(thunks) else None
+        x = node.inputs[i]
+        thunk = thunks[i] if i < len(thunks) else None
         if thunk is None:
             raise unsupported(node, f"the gradient of its input {i} is missing")
         cotangent = thunk()
@@ -207,7 +208,8 @@ def simplify(graph: ir.Graph, own: Collection[ir.Node], trained: Collection[ir.V
         if node.op_type == "Reshape":
             # Of two Reshapes in a row only the second is needed, unless it copies sizes from its operand. (onnxruntime
             # 1.21 fails to load some pairs.)
-            x, shape = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
+            x = node.inputs[0]
+            shape = None if node.inputs[1] is None else constant(node.inputs[1])
             producer = None if x is None else x.producer()
             is_pair = producer is not None and (producer.domain, producer.op_type) == ("", "Reshape")
             if producer is not None and is_pair and shape is not None and shape.all():
@@ -244,7 +246,8 @@ class _Term(NamedTuple):
 
 def factor_out_columns(graph: ir.Graph, own: Collection[ir.Node]) -> None:
     """Factor columns out of the sums among the nodes ``own``, in place; shapes must have been inferred."""
-    op, members = GraphBuilder(graph, prefix="gradient"), set(own)
+    op = GraphBuilder(graph, prefix="gradient")
+    members = set(own)
     sums = [node for node in own if (node.domain, node.op_type) in (("", "Add"), ("", "Sub"))]
     if sum(_factor_out(op, node, members) for node in sums):
         graph.sort()
@@ -255,7 +258,8 @@ def _factor_out(op: GraphBuilder, node: ir.Node, own: Collection[ir.Node]) -> bo
     """Replace ``node`` if it is a sum or difference of two products that share a column; return True if it is."""
     first, second = (_terms(value, own, node) for value in node.inputs)
     for one, other in product(first, second):
-        minus, minus_other = one.negative, other.negative != (node.op_type == "Sub")
+        minus = one.negative
+        minus_other = other.negative != (node.op_type == "Sub")
         if one.column is other.column and not (minus and minus_other):
             rows = (other.rows, one.rows) if minus else (one.rows, other.rows)
             inner = op.Sub(*rows) if minus or minus_other else op.Add(*rows)
@@ -266,12 +270,14 @@ def _factor_out(op: GraphBuilder, node: ir.Node, own: Collection[ir.Node]) -> bo
 
 def _terms(value: ir.Value | None, own: Collection[ir.Node], reader: ir.Node) -> list[_Term]:
     """Return the product ``value`` as a term, as two if both factors are columns, or [] if other nodes read it."""
-    node, size = None if value is None else value.producer(), dims(reader.outputs[0])
+    node = None if value is None else value.producer()
+    size = dims(reader.outputs[0])
     if node is None or node not in own or (node.domain, node.op_type) != ("", "Mul") or not fixed(size) or not size:
         return []
     if len(node.outputs[0].uses()) != 1 or node.outputs[0].is_graph_output():
         return []
-    pairs, shapes = (node.inputs, node.inputs[::-1]), (size, [*size[:-1], 1])
+    pairs = (node.inputs, node.inputs[::-1])
+    shapes = (size, [*size[:-1], 1])
     found = [(column, rows) for column, rows in pairs if (dims(rows), dims(column)) == shapes]
     terms = []
     for column, rows in found:

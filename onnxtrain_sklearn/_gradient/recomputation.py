@@ -119,7 +119,8 @@ def _cuts(memory: np.ndarray, crossing: np.ndarray) -> list[int]:
     about the square root of the number of activations: then the kept values take as much memory as those of a segment.
     """
     moments = int(np.count_nonzero(np.diff(memory)))  # nodes that compute activations
-    count, total = max(1, round(math.sqrt(moments / 2))), memory[-1]
+    count = max(1, round(math.sqrt(moments / 2)))
+    total = memory[-1]
     found = [0]
     for i in range(1, count):
         low, high = ((i + side) * total / count for side in (-0.4, 0.4))

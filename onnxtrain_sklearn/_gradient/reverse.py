@@ -91,7 +91,9 @@ class Reverse:
             value.name = value.name or ""
         value = self.node.outputs[index]
         if not value.name:
-            value.name, value.dtype, value.shape = self.op.name(self.node.op_type), dtype, shape
+            value.name = self.op.name(self.node.op_type)
+            value.dtype = dtype
+            value.shape = shape
         return value
 
     def has(self, index: int) -> bool:

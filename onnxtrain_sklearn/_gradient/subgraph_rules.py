@@ -113,9 +113,11 @@ def inner_builder(op: GraphBuilder, graph: ir.Graph) -> GraphBuilder:
 
 def _if_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     names = ("then_branch", "else_branch")
-    sources, branches = flow.captured(*names), dict[str, Any]()
+    sources = flow.captured(*names)
+    branches = dict[str, Any]()
     for name in names:
-        body, seeds = _Body(flow, name), dict[ir.Value, list[ir.Value]]()
+        body = _Body(flow, name)
+        seeds = dict[ir.Value, list[ir.Value]]()
         for y, cotangent in zip(body.graph.outputs, flow.cotangents, strict=True):
             if cotangent is not None:
                 seeds.setdefault(y, []).append(cotangent)
@@ -160,7 +162,8 @@ class _Frame:
 def _scan_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     node = flow.node
     count = node.attributes["num_scan_inputs"].as_int()
-    inputs, body = list(node.inputs), node.attributes["body"].as_graph()
+    inputs = list(node.inputs)
+    body = node.attributes["body"].as_graph()
     n = len(inputs) - count
     stacks = len(body.outputs) - n
     axes, ways = (attribute(node, f"scan_input_{name}", [0] * count) for name in ("axes", "directions"))
@@ -175,7 +178,8 @@ def _scan_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
 
 def _loop_rule(flow: Flow) -> list[tuple[ir.Value, ir.Value]]:
     node = flow.node
-    n, body = len(node.inputs) - 2, node.attributes["body"].as_graph()
+    n = len(node.inputs) - 2
+    body = node.attributes["body"].as_graph()
     stacks = len(body.outputs) - 1 - n
     frame = _Frame(
         [(2 + i, i, 2 + i, 1 + i) for i in range(n)],
@@ -223,7 +227,8 @@ def _iterations_back(flow: Flow, frame: _Frame) -> list[tuple[ir.Value, ir.Value
             scans.append(_Scanned(cotangent, axis, backwards))
     wanted = [*(inputs[s[2]] for s in carried), *captured, *(inputs[i] for i in sliced)]
     cotangents = body.gradients(seeds, wanted)
-    first, last = len(carried), len(carried) + len(captured)
+    first = len(carried)
+    last = len(carried) + len(captured)
     totals = [copy_type(body.op.Add(a, b), a) for a, b in zip(sums, cotangents[first:last], strict=True)]
     body.end_with([*cotangents[:first], *totals, *cotangents[last:]], wanted)
 
@@ -298,7 +303,8 @@ def _carried_and_sliced(
 def _stacked_input(flow: Flow, frame: _Frame, position: int) -> _Scanned:
     """Add an output to the forward node that stacks the body input at ``position`` of all iterations."""
     node, graph = flow.node, flow.graph("body")
-    value, number = graph.inputs[position], len(node.outputs)
+    value = graph.inputs[position]
+    number = len(node.outputs)
     if not isinstance(value.type, ir.TensorType):
         raise unsupported(node, f"its state {value.name!r} is no tensor")
     for start, _, before, after in frame.states:  # only equal shapes stack; states of a Scan keep theirs
@@ -315,7 +321,8 @@ def _stacked_input(flow: Flow, frame: _Frame, position: int) -> _Scanned:
     node.resize_outputs(number + 1)
     tape = node.outputs[number]
     sizes = dims(value)
-    tape.name, tape.type = flow.op.name("iterations"), value.type
+    tape.name = flow.op.name("iterations")
+    tape.type = value.type
     tape.shape = None if sizes is None else ir.Shape([None, *sizes])
     return _Scanned(tape, 0, False)
 

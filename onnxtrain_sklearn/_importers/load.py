@@ -167,7 +167,8 @@ def _with_files_as_inputs(proto: onnx.ModelProto) -> onnx.ModelProto:
     outside = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     if not outside:
         return proto
-    result, names = deepcopy(proto), {tensor.name for tensor in outside}
+    result = deepcopy(proto)
+    names = {tensor.name for tensor in outside}
     del result.graph.initializer[:]
     result.graph.initializer.extend(t for t in proto.graph.initializer if t.name not in names)
     given = {value.name for value in result.graph.input}

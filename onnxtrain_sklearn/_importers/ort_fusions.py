@@ -447,7 +447,8 @@ def _lower_conv(f: Fused) -> Outputs:
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     settings = {name: a for name in names if (a := f.attribute(name)) is not None}
     y = plus(f.op, f.op.Conv(f.x(0), f.x(1), f.optional(2), **settings), f.optional(3))
-    name, numbers = f.attribute("activation", ""), [float(n) for n in f.attribute("activation_params", ())]
+    name = f.attribute("activation", "")
+    numbers = [float(n) for n in f.attribute("activation_params", ())]
     if name == "Clip":
         if f.op.opset < 11 or len(numbers) != 2:
             f.refuse("its bounds are missing")

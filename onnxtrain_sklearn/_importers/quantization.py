@@ -65,7 +65,8 @@ def use_float_products(model: ir.Model) -> bool:
         node, rounding = product.node, product.rounding
         if rounding not in rounded:
             # Emit the rounded activations as floats, with the gradient of the activations before rounding.
-            x, (integers, scale, zero) = rounding.inputs[0], rounding.outputs
+            x = rounding.inputs[0]
+            integers, scale, zero = rounding.outputs
             assert x is not None
             numbers = copy_type(op.DequantizeLinear(integers, scale, zero), x)
             for value in (integers, numbers):
@@ -161,7 +162,8 @@ def _look_up_floats(op: GraphBuilder, node: ir.Node) -> bool:
     if table is None or table.const_value is None or constant(node.inputs[1]) is None:  # type: ignore[arg-type]
         return False
     floats = op.emit("DequantizeLinear", table, *node.inputs[1:])[0]
-    floats.type, floats.shape = ir.TensorType(ir.DataType.FLOAT), table.shape
+    floats.type = ir.TensorType(ir.DataType.FLOAT)
+    floats.shape = table.shape
     rows = op.Gather(floats, gather.inputs[1], axis=gather.attributes.get_int("axis", 0))
     replace_node(op, node, [rows])
     remove_unread(op.graph, [gather])
@@ -266,7 +268,8 @@ def requantized(model: ir.Model) -> ir.Model:
     for node in rounding:
         division = node.inputs[0].producer() if node.inputs[0] is not None else None
         assert division is not None
-        x, scale = division.inputs[0], _held(division.inputs[1])
+        x = division.inputs[0]
+        scale = _held(division.inputs[1])
         assert x is not None
         stored = (node.name or "").startswith(STORED) and not x.is_graph_input()
         # Equal roundings may have been merged since, so that several clips and scales read one rounding.
@@ -324,7 +327,8 @@ def _grid_of(node: ir.Node, integers: ir.Value) -> _Grid | None:
     # Find the shape in which the scale (a single one, or one per index of an axis) broadcasts with the integers.
     shape = list[int]()
     if scale.size != 1:
-        sizes, axis = dims(integers) or dims(node.outputs[0]), attribute(node, "axis", 1)
+        sizes = dims(integers) or dims(node.outputs[0])
+        axis = attribute(node, "axis", 1)
         if sizes is None or scale.ndim != 1 or not -len(sizes) <= axis < len(sizes):
             return None
         shape = [scale.size if i == axis % len(sizes) else 1 for i in range(len(sizes))]
@@ -401,5 +405,6 @@ def _emit_linear(op: GraphBuilder, kind: str, x: ir.Value, grid: _Grid) -> ir.Va
     """Emit QuantizeLinear or DequantizeLinear."""
     axes = [i for i, size in enumerate(grid.scale.shape) if size != 1]
     shape = [-1] if axes else []
-    scale, zero = grid.scale.reshape(shape), np.broadcast_to(grid.zero, grid.scale.shape).reshape(shape)
+    scale = grid.scale.reshape(shape)
+    zero = np.broadcast_to(grid.zero, grid.scale.shape).reshape(shape)
     return op.emit(kind, x, scale, zero.astype(grid.kind.numpy()), axis=axes[0] if axes else None)[0]

@@ -175,7 +175,8 @@ def _lost_downstream(merged: MergedCall, nodes: NodesByCall) -> int:
 
 def _further_readers(merged: MergedCall, nodes: NodesByCall) -> list[tuple[ir.Node, ir.Value]]:
     """Return the nodes that read the result of a call and do not name another, each with the value that it reads."""
-    own, missing = nodes[merged.calls[-1]], {use for uses in merged.missing.values() for use in uses}
+    own = nodes[merged.calls[-1]]
+    missing = {use for uses in merged.missing.values() for use in uses}
     uses = [(node, index, value) for part in own for value in part.outputs for node, index in value.uses()]
     return [(node, value) for node, index, value in uses if node not in own and (node, index) not in missing]
 
@@ -215,7 +216,8 @@ def _merged_calls(nodes: NodesByCall, program: TorchProgram, reads: FindReads) -
 
 def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
     """Yield (call whose result the node reads, name of the result that it should read, position of the input)."""
-    names, missing = names_read(node), program.folded_names(node)
+    names = names_read(node)
+    missing = program.folded_names(node)
     sources = _positions_of_calls(node) if missing else {}
     for source, positions in sources.items():
         value = node.inputs[positions[0]]
@@ -230,7 +232,8 @@ def _replaced_reads(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str,
 
 def _reads_past_removed(node: ir.Node, program: TorchProgram) -> Iterator[tuple[str, str, int]]:
     """Yield like :func:`_replaced_reads`, if the node names the result of a missing call of any other function."""
-    names, read = names_read(node), {value.name for value in node.inputs if value is not None}
+    names = names_read(node)
+    read = {value.name for value in node.inputs if value is not None}
     missing = [name for name in program.folded_names(node) if name not in read]
     sources = _positions_of_calls(node) if missing else {}
     unnamed = [(i, source) for source, positions in sources.items() if source not in names for i in positions]
@@ -281,7 +284,8 @@ def _buffers(
     merged: MergedCall, twin: Sequence[str], nodes: NodesByCall, program: TorchProgram
 ) -> Iterator[tuple[str, str]]:
     """Yield pairs of buffers: one that a call reads, and the buffer of the same name in the module of the twin."""
-    module, known = twin[0].rpartition(".")[0], set(program.targets.values())
+    module = twin[0].rpartition(".")[0]
+    known = set(program.targets.values())
     for name in names_read(nodes[merged.calls[0]][0]):
         target = program.targets.get(name, "")
         other = f"{module}.{target.rpartition('.')[2]}".lstrip(".")
@@ -326,7 +330,8 @@ def _separate_call(
     graph: ir.Graph, nodes: NodesByCall, merged: MergedCall, name: str, renamed: Mapping[str, str]
 ) -> None:
     """Copy the merged calls under the result ``name`` with ``renamed`` parameters; its readers read the last copy."""
-    names, copies = names_of(graph), dict[ir.Value, ir.Value]()
+    names = names_of(graph)
+    copies = dict[ir.Value, ir.Value]()
     renamed = {**renamed, **{call: f"{call}_of_{name}" for call in merged.calls[:-1]}, merged.calls[-1]: name}
     for node in (node for call in merged.calls for node in nodes[call]):
         inputs = [value if value is None else copies.get(value, value) for value in node.inputs]
@@ -421,7 +426,8 @@ class TracedModules:
         if is_fake(node):
             return path
         for part in (node.name or "").split("/")[1:-1]:
-            whole, numbered = f"{path}.{part}".lstrip("."), _LATER_CALL.fullmatch(part)
+            whole = f"{path}.{part}".lstrip(".")
+            numbered = _LATER_CALL.fullmatch(part)
             first = f"{path}.{numbered[1]}".lstrip(".") if numbered else whole
             path = first if whole not in self._known and (again or first in self._known) else whole
         return path

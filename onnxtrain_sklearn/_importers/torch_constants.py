@@ -81,7 +81,8 @@ def recompute_folded(graph: ir.Graph, program: TorchProgram) -> bool:
         named = any(value.name in program.folded_names(node) for node, _ in value.uses())
         if named or (not read.isdisjoint(sources_of(value, program)) and not _trains_as_its_sources(value, program)):
             folded.append(value)
-    op, others = GraphBuilder(graph, prefix="computed"), dict[str, list[str]]()
+    op = GraphBuilder(graph, prefix="computed")
+    others = dict[str, list[str]]()
     recomputed = False
     for value in folded:
         sources = sources_of(value, program)
@@ -114,7 +115,9 @@ def _form_of(
 
     Without recorded sources, only ``parameters`` with random or trained numbers are tried: others match by chance.
     """
-    result, function, own = array_of(value), _FUNCTION.fullmatch(value.name or ""), value.const_value
+    result = array_of(value)
+    function = _FUNCTION.fullmatch(value.name or "")
+    own = value.const_value
     if function is None or own is None:
         return None
     for source in recorded or parameters:
@@ -216,7 +219,8 @@ def separate_folded(graph: ir.Graph, program: TorchProgram) -> bool:
         names.setdefault(module, set()).add(name)
     ambiguous = set()
     for module, own in names.items():
-        unread, depth = program.unseen_within(module), module.count(".") + 1 if module else 0
+        unread = program.unseen_within(module)
+        depth = module.count(".") + 1 if module else 0
         if len(own) not in (len(unread), sum(name.count(".") == depth for name in unread)):
             ambiguous.add(module)
 
@@ -323,7 +327,9 @@ def restore_bounds(graph: ir.Graph, program: TorchProgram) -> bool:
     restored = False
     for node in _bounding_nodes(graph):
         for index, side in _bounds_of(node):
-            value, named, folded = node.inputs[index], _arguments(node, side), program.folded_names(node)
+            value = node.inputs[index]
+            named = _arguments(node, side)
+            folded = program.folded_names(node)
             assert value is not None
             parameters = [name for name in named or () if program.kinds.get(name) == "PARAMETER"]
             target = program.targets.get(parameters[0]) if len(parameters) == 1 else None
@@ -335,7 +341,8 @@ def restore_bounds(graph: ir.Graph, program: TorchProgram) -> bool:
             if possible and is_setting(array_of(value), node, index) and program.unseen_within(scope_of(node)):
                 unclear.append(value.name or "")
         if node.op_type == "Clip" and any(program.status(x) == "parameter" for x in node.inputs[1:] if x is not None):
-            op, result = GraphBuilder(graph, prefix="bounded"), node.inputs[0]
+            op = GraphBuilder(graph, prefix="bounded")
+            result = node.inputs[0]
             assert result is not None
             op.dtype = result.dtype or op.dtype
             for kind, bound in (("Max", operand(node, _LOW)), ("Min", operand(node, _HIGH))):
@@ -368,7 +375,8 @@ def _bounds_of(node: ir.Node, *, classic: bool = False) -> Iterator[tuple[int, i
 
     With ``classic``, for files of the older exporter, leave out Constant nodes, which are no parameters there.
     """
-    is_clip, side = node.op_type == "Clip", _LOW if node.op_type == "Max" else _HIGH
+    is_clip = node.op_type == "Clip"
+    side = _LOW if node.op_type == "Max" else _HIGH
     if classic and is_clip and clip_bounds(node) in _OF_ACTIVATIONS:
         return
     for index in (_LOW, _HIGH) if is_clip else range(len(node.inputs)):
@@ -402,7 +410,8 @@ def _read_parameter(graph: ir.Graph, node: ir.Node, index: int, target: str) -> 
 
     Return False if the node reads the parameter already, or if the two hold different numbers.
     """
-    value, known = node.inputs[index], graph.initializers.get(target)
+    value = node.inputs[index]
+    known = graph.initializers.get(target)
     assert value is not None
     if known is None and target not in names_of(graph):
         known = copy_initializer(graph, value, target)

@@ -177,7 +177,8 @@ def _share_tables(graph: ir.Graph) -> bool:
         for v in graph.initializers.values()
         if v.const_value is not None and any(n.op_type == "Gather" and not i for n, i in v.uses())
     }
-    op, shared = GraphBuilder(graph, prefix="shared"), False
+    op = GraphBuilder(graph, prefix="shared")
+    shared = False
     for value in list(graph.initializers.values()):
         if value in tables or not value.uses() or not all(_transposes(*use) for use in value.uses()):
             continue
@@ -193,7 +194,9 @@ def _share_tables(graph: ir.Graph) -> bool:
 
 def own_names(graph: ir.Graph, weights: Sequence[str]) -> dict[str, str]:
     """Rename the initializers among ``weights`` whose names PyTorch's exporters made up; return new by old names."""
-    program, modules, names = TorchProgram(graph), TracedModules(graph), names_of(graph)
+    program = TorchProgram(graph)
+    modules = TracedModules(graph)
+    names = names_of(graph)
     renamed = {}
     for old in weights:
         value = graph.initializers.get(old)
@@ -329,7 +332,8 @@ def stop_at_detached(graph: ir.Graph, program: TorchProgram) -> bool:
     parameters = {
         name for name, value in graph.initializers.items() if program.status(value) in ("parameter", "folded")
     }
-    op, stopped = GraphBuilder(graph, prefix="detached"), dict[ir.Value, ir.Value]()
+    op = GraphBuilder(graph, prefix="detached")
+    stopped = dict[ir.Value, ir.Value]()
     for node in list(graph):
         for index in _detached_inputs(node, program):
             value = node.inputs[index]

@@ -295,7 +295,8 @@ def _append_outputs(
             _add_output(op, names.prefix + name, values, None)
     else:
         if decoding.link == "ordinal":  # from here on, a softmax of the log-probabilities
-            decision, own = log_probabilities_in_order(op, _as_score_columns(op, scores)), None
+            decision = log_probabilities_in_order(op, _as_score_columns(op, scores))
+            own = None
             decoding = replace(decoding, link="softmax", n_scores=decoding.n_columns, n_targets=None)
         # Recompute probabilities in float64 only if the graph's own are a plain activation of the scores. Keep any
         # other computation at the end of a given graph.
@@ -471,7 +472,8 @@ def _further_outputs(
             values = op.Concat(op.Sub(1.0, values), values, axis=1)
     else:
         # The decision function gets a column for each class; for two classes, these are its negative and itself.
-        of_two, by_class = decoding.task == "multiclass" and decoding.n_scores == 2, form.raw_scores or form.zipmap
+        of_two = decoding.task == "multiclass" and decoding.n_scores == 2
+        by_class = form.raw_scores or form.zipmap
         if of_two and by_class:
             scores = op.Sub(op.Gather(scores, [1], axis=1), op.Gather(scores, [0], axis=1))
         if by_class and (of_two or decoding.task == "binary"):
@@ -479,7 +481,8 @@ def _further_outputs(
         else:
             values = op.Identity(scores)
     if (form.zipmap or form.per_class) and decoding.task == "multiclass":
-        shape, classes = op.shape(values), () if decoding.classes is None else decoding.classes
+        shape = op.shape(values)
+        classes = () if decoding.classes is None else decoding.classes
         if shape is not None and isinstance(shape[-1], int) and shape[-1] != len(classes):
             raise ModelError(
                 f"There is no score for each of the {len(classes)} classes: the decision function has {shape[-1]} "

@@ -85,7 +85,8 @@ class PredictionGraph:
 
 def prediction_graph(model: ir.Model) -> PredictionGraph:
     """Return an inference graph as bytes, with the attributes of :class:`PredictionGraph`."""
-    graph, outputs = model.graph, tuple(v.name or "" for v in model.graph.outputs)
+    graph = model.graph
+    outputs = tuple(v.name or "" for v in model.graph.outputs)
     # Only values whose shape is known except for the batch axis count.
     shapes = [value.shape for node in graph for value in node.outputs if value.shape is not None]
     rows = [[d for d in shape if isinstance(d, int)] for shape in shapes if not shape.is_static()]
@@ -167,7 +168,8 @@ class Predictor:
         self, columns: Mapping[str, InputData], outputs: Sequence[int], rows: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Return the outputs with the numbers ``outputs`` in one pass, for all rows or for the indices ``rows``."""
-        names, found = [self.outputs[i] for i in outputs], list[list[np.ndarray]]()
+        names = [self.outputs[i] for i in outputs]
+        found = list[list[np.ndarray]]()
         if self._whole:
             feeds = {name: column.rows(slice(None)) for name, column in columns.items()}
             with refusing("The graph does not run on the data"):
@@ -176,7 +178,8 @@ class Predictor:
             return every if rows is None else [result[rows] for result in every]
         for piece in self.pieces_of(columns, rows):
             chosen: np.ndarray | slice = piece if rows is None else rows[piece]
-            count, repeats = piece.stop - piece.start, 0 if self._batch is None else self._batch
+            count = piece.stop - piece.start
+            repeats = 0 if self._batch is None else self._batch
             if repeats > count:
                 chosen = np.resize(np.arange(piece.start, piece.stop) if rows is None else rows[piece], repeats)
             read = {name: column for name, column in columns.items() if name in self._inputs}  # targets may lie beside
@@ -235,7 +238,8 @@ def _as_rows(found: Any, n_rows: int) -> np.ndarray:
     """Return an output as an array, joining the parts of a sequence; raise ModelError unless it has ``n_rows`` rows."""
     result = _joined(found)
     if result.shape[:1] != (n_rows,):
-        what, remedy = f"{len(result)} output rows" if result.ndim else "a single number", ""
+        what = f"{len(result)} output rows" if result.ndim else "a single number"
+        remedy = ""
         if n_rows in result.shape:
             remedy = (
                 f" If the rows are axis {result.shape.index(n_rows)} of its output, of shape {result.shape}, say so by "

@@ -43,7 +43,8 @@ def read_constant_states(model: ir.Model) -> bool:
     found = False
     for node in every_node(model.graph):
         if node.op_type in _LEADING and not node.domain:
-            body, (first, done) = _body(node), _LEADING[node.op_type]
+            body = _body(node)
+            first, done = _LEADING[node.op_type]
             # The scanned inputs of a Scan are no states, even if the body returns a slice of one unchanged.
             last = len(node.inputs) - node.attributes.get_int("num_scan_inputs", 0)
             pairs = list(zip(list(body.inputs)[first:last], list(body.outputs)[done:], node.outputs, strict=False))
@@ -134,7 +135,9 @@ class _FixedLoop:
             known = constant(value)
             if known is not None:
                 read_from_outside(self.body, value, op.constant(known))
-        states, go_on, rows = self.states, None if self.go_on is None else _as_scalar(op, self.go_on), []
+        states = self.states
+        go_on = None if self.go_on is None else _as_scalar(op, self.go_on)
+        rows = []
         taken = list[list[ir.Value]]()
         for value, way in self.scanned:
             known, order = constant(value), way.order(self.rounds)
@@ -150,7 +153,8 @@ class _FixedLoop:
             if go_on is not None:  # an iteration after the end keeps the states
                 after = [_select(op, go_on, new, old) for new, old in zip(after, states, strict=True)]
                 more = None if more is None else op.And(go_on, _as_scalar(op, more))
-            states, go_on = after, _as_scalar(op, more) if self.early and more is not None else None
+            states = after
+            go_on = _as_scalar(op, more) if self.early and more is not None else None
             rows.append(stacked)
         stacks = []
         for column, way in zip(zip(*rows, strict=True), self.stacked, strict=True):
@@ -169,7 +173,8 @@ def _unrollable(node: ir.Node) -> _FixedLoop | None:
 
 
 def _scan_iteration(node: ir.Node) -> _FixedLoop | None:
-    body, count = node.attributes["body"].as_graph(), node.attributes["num_scan_inputs"].as_int()
+    body = node.attributes["body"].as_graph()
+    count = node.attributes["num_scan_inputs"].as_int()
     values = [x for x in node.inputs if x is not None]
     states, scanned = values[:-count], values[-count:]
     inputs = _slice_directions(node, "input", count)
@@ -188,7 +193,9 @@ def _slice_directions(node: ir.Node, side: str, count: int) -> list[_Slices]:
 
 
 def _loop_iteration(node: ir.Node) -> _FixedLoop | None:
-    body, trips, start = node.attributes["body"].as_graph(), operand(node, 0), operand(node, 1)
+    body = node.attributes["body"].as_graph()
+    trips = operand(node, 0)
+    start = operand(node, 1)
     rounds = None if trips is None else constant(trips)
     states = [x for x in list(node.inputs)[2:] if x is not None]
     stacked = [_Slices(0, False)] * (len(body.outputs) - 1 - len(states))
@@ -468,7 +475,8 @@ _MADE_UP = "unk__"
 
 
 def _infer_scan(node: ir.Node, visit: Visit) -> None:
-    body, count = _body(node), node.attributes["num_scan_inputs"].as_int()
+    body = _body(node)
+    count = node.attributes["num_scan_inputs"].as_int()
     first = len(node.inputs) - count
     axes = attribute(node, "scan_input_axes", [0] * count)
     for start, state in zip(list(node.inputs)[:first], body.inputs, strict=False):
@@ -483,7 +491,8 @@ def _infer_scan(node: ir.Node, visit: Visit) -> None:
     for value, start in zip(list(node.outputs)[:first], node.inputs, strict=False):
         _complete(value, dims(start), start)
     stacks = list(node.outputs)[first:]
-    axes, length = attribute(node, "scan_output_axes", [0] * len(stacks)), next(iter(lengths), None)
+    axes = attribute(node, "scan_output_axes", [0] * len(stacks))
+    length = next(iter(lengths), None)
     for value, row, axis in zip(stacks, list(body.outputs)[first:], axes, strict=False):
         _complete(value, _stacked(dims(row), axis, length), row)
 

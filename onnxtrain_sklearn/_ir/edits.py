@@ -98,7 +98,8 @@ def append_nodes(op: GraphBuilder, graph: ir.Graph, inputs: Sequence[ir.Value]) 
     Return the outputs. The caller moves the initializers.
     """
     given = dict(zip(graph.inputs, inputs, strict=True))
-    results, nodes = [given.get(value, value) for value in graph.outputs], list(graph)
+    results = [given.get(value, value) for value in graph.outputs]
+    nodes = list(graph)
     graph.outputs.clear()
     for formal, value in given.items():
         formal.replace_all_uses_with(value)
@@ -173,7 +174,8 @@ def remove_states(node: ir.Node, states: Sequence[int], first: int, done: int) -
 
     ``first`` and ``done`` are the numbers of inputs and of outputs of the body before its states.
     """
-    body, starts = node.attributes["body"].as_graph(), list(node.inputs)[first:]
+    body = node.attributes["body"].as_graph()
+    starts = list(node.inputs)[first:]
     for i in reversed(states):
         start = starts[i]
         assert start is not None

@@ -288,7 +288,8 @@ def _name_file(tensor: onnx.TensorProto, folder: str) -> None:
     if os.stat(path).st_nlink > 1:
         raise _misplaced(tensor, f"the file {_short(path)!r} has hard links, which may lead out of the folder: copy it")
     del tensor.external_data[:]
-    name, offset = sessions.name_of_file(path), place.get("offset", "0")
+    name = sessions.name_of_file(path)
+    offset = place.get("offset", "0")
     for key, value in {"location": name, "offset": offset, "length": str(_size(tensor))}.items():
         tensor.external_data.add(key=key, value=value)
 
@@ -319,7 +320,8 @@ def _require_readable(tensors: list[onnx.TensorProto], folder: str, stays: Colle
             path = os.path.join(folder, place.get("location", ""))
             size = os.stat(path).st_size if os.path.isfile(path) else None
             missing = not os.path.lexists(path)
-        location, end = place.get("location", ""), (start or 0) + expected
+        location = place.get("location", "")
+        end = (start or 0) + expected
         if missing:
             told = f"there is no file {_short(location)!r} in the folder {_short(folder)!r}"
             raise _misplaced(tensor, f"{told}. Put it there: the model was saved with it")

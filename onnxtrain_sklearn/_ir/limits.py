@@ -283,7 +283,8 @@ def require_survivable(proto: onnx.ModelProto) -> None:
     for node in (node for graph in (proto.graph, *proto.functions) for node in nodes_of(graph)):
         settings = {a.name: a.i for a in node.attribute}
         # LayerNormalization adds one to its axis, which overflows for the largest integer.
-        most, axis = current_limits().axes, settings.get("axis", 0)
+        most = current_limits().axes
+        axis = settings.get("axis", 0)
         wrong = None if -most <= axis <= most else f"its axis is {axis}, and tensors have at most {most} axes"
         rule = CRASHES.get(node.op_type)
         if wrong := wrong or (None if rule is None else rule(node, settings)):
@@ -348,7 +349,8 @@ def _inconsistent_svm(node: onnx.NodeProto, settings: dict[str, int]) -> str | N
     if not counts:
         return None  # a linear SVM is a product, whose sizes the kernel checks
     classes = max(size.get("classlabels_ints", 0), size.get("classlabels_strings", 0))
-    vectors, pairs = sum(counts), classes * (classes - 1) // 2
+    vectors = sum(counts)
+    pairs = classes * (classes - 1) // 2
     wrong = [name for name in ("prob_a", "prob_b") if size.get(name, 0) not in (0, pairs)]
     wrong += ["vectors_per_class"] if len(counts) != classes or min(counts) < 0 or not vectors else []
     wrong += ["rho"] if size.get("rho", 0) != pairs else []
@@ -372,7 +374,8 @@ def _too_few_labels(node: Any, settings: dict[str, int]) -> str | None:
 
 def _inconsistent_svm_regressor(node: onnx.NodeProto, settings: dict[str, int]) -> str | None:
     size = {a.name: len(a.floats) for a in node.attribute}
-    count, coefficients = settings.get("n_supports", 0), size.get("coefficients", 0)
+    count = settings.get("n_supports", 0)
+    coefficients = size.get("coefficients", 0)
     if not count:
         return None
     wrong = count < 0 or coefficients < count or size.get("support_vectors", 0) % count
@@ -454,7 +457,8 @@ def _block_ranks_differ(node: ir.Node) -> str | None:
 
 def _indices_beyond_output(node: ir.Node) -> str | None:
     """Return the error if an index of MaxUnpool, which counts all elements of the output, is beyond them."""
-    places, y = _constant_operand(node, 1), dims(node.outputs[0])
+    places = _constant_operand(node, 1)
+    y = dims(node.outputs[0])
     if places is None or not places.size or y is None or not fixed(y):
         return None
     most = prod(y)
@@ -463,7 +467,8 @@ def _indices_beyond_output(node: ir.Node) -> str | None:
 
 
 def _indices_beyond_batch(node: ir.Node) -> str | None:
-    numbers, x = _constant_operand(node, 2), dims(operand(node, 0))
+    numbers = _constant_operand(node, 2)
+    x = dims(operand(node, 0))
     rows = x[0] if x else None
     if numbers is None or not numbers.size:
         return None

@@ -478,7 +478,8 @@ def without_old_forms(proto: onnx.ModelProto) -> onnx.ModelProto:
     result = deepcopy(proto)
     result.ir_version = max(result.ir_version, LISTED_IR)
     if broadcasts or elementwise:
-        ranks, uses = _ranks(proto), Counter(name for node in proto.graph.node for name in node.input)
+        ranks = _ranks(proto)
+        uses = Counter(name for node in proto.graph.node for name in node.input)
         nodes = list(result.graph.node)
         del result.graph.node[:]
         for node in nodes:
@@ -531,7 +532,8 @@ def _over_elements(
 ) -> list[onnx.NodeProto]:
     """Return nodes for a BatchNormalization of ``spatial=0``, which normalizes each element by its own statistics."""
     held = {tensor.name: tensor for tensor in graph.initializer}
-    rank, own = ranks.get(node.input[0]), [held.get(name) for name in node.input[1:5]]
+    rank = ranks.get(node.input[0])
+    own = [held.get(name) for name in node.input[1:5]]
     shared = [i for i, tensor in enumerate(own, 1) if tensor is None or uses[tensor.name] > 1]
     if rank is None or len(node.output) > 1 or (shared and opset < RESHAPES):
         return [node]  # the converter refuses it

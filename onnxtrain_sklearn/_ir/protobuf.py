@@ -49,7 +49,8 @@ def _detached(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """
     if not isinstance(tensor, ir.TensorProtoTensor):
         return tensor
-    notes, shape = dict(tensor.metadata_props), ir.Shape(tensor.shape)
+    notes = dict(tensor.metadata_props)
+    shape = ir.Shape(tensor.shape)
     if tensor.dtype == ir.DataType.STRING:
         return ir.StringTensor(
             tensor.numpy(), shape=shape, name=tensor.name, doc_string=tensor.doc_string, metadata_props=notes

@@ -35,7 +35,8 @@ def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
     """Complete the types and shapes of a node's outputs, in place, as far as they can be inferred."""
     if graphs_in(node):
         return
-    inputs, found = [v for v in node.inputs if v is not None], dict[str, Any]()
+    inputs = [v for v in node.inputs if v is not None]
+    found = dict[str, Any]()
     failures = onnx.checker.ValidationError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError, ValueError
     with suppress(*failures):
         if all(v.type is not None for v in inputs):
@@ -77,7 +78,9 @@ def infer_node(model: ir.Model, node: ir.Node, known: Integers) -> None:
             sizes = [b if a == 1 else a if b in (1, a) or isinstance(a, int) else None for a, b in pairs]
         node.outputs[0].shape = ir.Shape(sizes)
     elif node.domain == "com.microsoft" and node.op_type in _PRODUCTS_OF_FEW_BITS:
-        given, value, width = node.inputs[0], node.outputs[0], attribute(node, "N", None)
+        given = node.inputs[0]
+        value = node.outputs[0]
+        width = attribute(node, "N", None)
         rows = dims(given)
         if given is not None and rows and width is not None:
             value.type = given.type if value.type is None else value.type
@@ -262,7 +265,8 @@ def _is_large_initializer(value: ir.Value) -> bool:
 
 def _proto_of(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
     """Return a model of ``nodes`` only; other values that they read are inputs, with the numbers of small constants."""
-    graph, proto = model.graph, onnx.ModelProto(ir_version=model.ir_version)
+    graph = model.graph
+    proto = onnx.ModelProto(ir_version=model.ir_version)
     for domain, version in {**model.opset_imports, **graph.opset_imports}.items():
         proto.opset_import.add(domain=domain, version=version)
     found, own = dict.fromkeys(graph.inputs), set(nodes)
@@ -284,7 +288,9 @@ def _proto_of(model: ir.Model, nodes: Sequence[ir.Node]) -> onnx.ModelProto:
 
 def _write_node(proto: Any, node: ir.Node) -> None:
     """Write what inference reads of a node into a NodeProto, in half of the time that onnx-ir takes."""
-    proto.op_type, proto.domain, proto.name = node.op_type, node.domain, node.name or ""
+    proto.op_type = node.op_type
+    proto.domain = node.domain
+    proto.name = node.name or ""
     proto.input.extend(["" if value is None else value.name or "" for value in node.inputs])
     outputs = [value.name or "" for value in node.outputs]
     while outputs and not outputs[-1]:

@@ -69,7 +69,8 @@ def _scan_over_rows(r: RewrittenNode) -> Sequence[LazyValue | None]:
     In its body the state is a constant matrix and the scanned row a vector. Here the body runs once, on tensors of
     three axes: rows of the loop, rows of the state, features. Any other loop is kept.
     """
-    body, kept = r.node.attributes["body"].as_graph(), (None, None)
+    body = r.node.attributes["body"].as_graph()
+    kept = (None, None)
     axes = ("scan_input_axes", "scan_output_axes", "scan_input_directions", "scan_output_directions")
     if len(r.node.inputs) != 2 or len(r.node.outputs) != 2 or any(any(r.attribute(name, ())) for name in axes):
         return kept
@@ -131,7 +132,9 @@ _LEAST_PROBABILITY = 1e-7  # LIBSVM's min_prob
 
 def _svm_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
     """Compute K(X, SV) a + rho; onnxruntime ignores ``post_transform`` here."""
-    count, coef, rho = int(r.attribute("n_supports", 0)), r.floats("coefficients"), r.floats("rho")
+    count = int(r.attribute("n_supports", 0))
+    coef = r.floats("coefficients")
+    rho = r.floats("rho")
     if not rho.size:
         r.refuse("it has no rho")
 
@@ -147,7 +150,8 @@ def _svm_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
 
 
 def _svm_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
-    labels, per_class = r.labels("classlabels_ints"), r.ints("vectors_per_class")
+    labels = r.labels("classlabels_ints")
+    per_class = r.ints("vectors_per_class")
     if len(labels) < 2:
         r.refuse(f"it has {len(labels)} class labels")
     if not per_class.sum():
@@ -160,7 +164,8 @@ def _svm_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
 
 def _linear_machine(r: RewrittenNode, labels: np.ndarray) -> Sequence[LazyValue]:
     """Label and scores without support vectors: one row of coefficients for each class."""
-    coef, rho = r.floats("coefficients").reshape(len(labels), -1), r.floats("rho")
+    coef = r.floats("coefficients").reshape(len(labels), -1)
+    rho = r.floats("rho")
     raw = functools.cache(lambda: _linear(r, coef, rho[:1]))
 
     def label() -> ir.Value:
@@ -181,7 +186,8 @@ def _linear(r: RewrittenNode, coef: np.ndarray, rho: np.ndarray) -> ir.Value:
 
 def _kernel_matrix(r: RewrittenNode, count: int) -> ir.Value:
     """Return the kernel of each row of X with each support vector."""
-    op, kind = r.op, str(r.attribute("kernel_type", "LINEAR"))
+    op = r.op
+    kind = str(r.attribute("kernel_type", "LINEAR"))
     array = r.floats("support_vectors")
     if kind not in KERNELS:
         r.refuse(f"kernel_type {kind!r} is none of {', '.join(KERNELS)}")
@@ -189,7 +195,8 @@ def _kernel_matrix(r: RewrittenNode, count: int) -> ir.Value:
         r.refuse(f"its {array.size} numbers do not make {count} support vectors of {r.columns()} features")
     gamma, coef0, degree = r.floats("kernel_params") if r.floats("kernel_params").size else np.zeros(3, np.float32)
     array = array.reshape(count, -1)
-    x, vectors = r.matrix(), r.parameter("support_vectors", array)
+    x = r.matrix()
+    vectors = r.parameter("support_vectors", array)
     if kind == "LINEAR":
         return op.Gemm(x, vectors, transB=1)
     width = r.parameter("gamma", np.array([gamma]))
@@ -210,7 +217,8 @@ def _pair_scores(r: RewrittenNode, per_class: np.ndarray) -> ir.Value:
     coef, rho = r.floats("coefficients"), r.floats("rho")
     if coef.size != (classes - 1) * count or rho.size < classes * (classes - 1) // 2:
         r.refuse(f"its {coef.size} coefficients and {rho.size} rho do not fit {classes} classes and {count} vectors")
-    owner, column = np.repeat(np.arange(classes), per_class), np.arange(count)
+    owner = np.repeat(np.arange(classes), per_class)
+    column = np.arange(count)
     rows = [np.where(owner == i, j - 1, np.where(owner == j, i, -1)) for i, j in combinations(range(classes), 2)]
     places = np.stack([np.where(row < 0, coef.size, row * count + column) for row in rows], axis=1)
     kernel = _kernel_matrix(r, count)
@@ -235,7 +243,8 @@ def _voted(r: RewrittenNode, pairs: ir.Value, labels: np.ndarray) -> ir.Value:
 def _class_scores(r: RewrittenNode, pairs: ir.Value, classes: int) -> ir.Value:
     if r.floats("prob_a").size:
         # Platt's sigmoid(-(a s + b)) of each pair, clipped away from 0 and 1.
-        count, least = len(r.floats("rho")), np.float32(_LEAST_PROBABILITY)
+        count = len(r.floats("rho"))
+        least = np.float32(_LEAST_PROBABILITY)
         slope = r.parameter("prob_a", r.floats("prob_a")[:count])
         scaled = r.op.Add(r.op.Mul(pairs, slope), r.parameter("prob_b", r.floats("prob_b")[:count]))
         p = r.op.Clip(r.op.Sigmoid(r.op.Neg(scaled)), least, np.float32(1) - least)
@@ -310,7 +319,8 @@ class _Form:
 
 
 def _quadratic_form(op: GraphBuilder, pairs: ir.Value, classes: int) -> _Form:
-    count, places = classes * (classes - 1) // 2, np.zeros((classes, classes), np.int64)
+    count = classes * (classes - 1) // 2
+    places = np.zeros((classes, classes), np.int64)
     for k, (i, j) in enumerate(combinations(range(classes), 2)):
         places[i, j], places[j, i] = k, count + k
     unit = np.eye(classes, dtype=op.dtype.numpy())[:, :, None]

@@ -100,7 +100,8 @@ def _imputer(r: RewrittenNode) -> Sequence[LazyValue | None]:
     """Replace missing values by the imputed ones."""
     if r.input().dtype is not ir.DataType.FLOAT:
         return (None,)
-    imputed, replaced = r.floats("imputed_value_floats"), np.float32(r.attribute("replaced_value_float", 0.0))
+    imputed = r.floats("imputed_value_floats")
+    replaced = np.float32(r.attribute("replaced_value_float", 0.0))
     if not imputed.size:
         r.refuse("it has no imputed_value_floats for its input of floats")
     columns = r.columns()
@@ -150,7 +151,8 @@ def _array_feature_extractor(r: RewrittenNode) -> Sequence[LazyValue | None]:
         return (None,)
 
     def extracted() -> ir.Value:
-        rank, columns = r.rank(r.input()), r.op.Reshape(r.input(1), _TO_VECTOR)
+        rank = r.rank(r.input())
+        columns = r.op.Reshape(r.input(1), _TO_VECTOR)
         picked = r.op.Gather(r.input(), columns, axis=rank - 1)
         return r.op.Unsqueeze(picked, axes=[0]) if rank == 1 else picked
 

@@ -59,7 +59,9 @@ class Forest:
 
 def read_forest(r: RewrittenNode, weights: str, targets: int) -> Forest:
     """Return the leaves of a TreeEnsembleRegressor or TreeEnsembleClassifier, whose weights are named ``weights``."""
-    modes, trees, ids = list(r.attribute("nodes_modes", ())), r.ints("nodes_treeids"), r.ints("nodes_nodeids")
+    modes = list(r.attribute("nodes_modes", ()))
+    trees = r.ints("nodes_treeids")
+    ids = r.ints("nodes_nodeids")
     if not modes or not len(modes) == trees.size == ids.size:
         r.refuse("its lists of nodes are empty or of different lengths")
     ends = np.array([mode == "LEAF" for mode in modes])
@@ -85,7 +87,8 @@ def read_forest_5(r: RewrittenNode) -> Forest:
     """Return the leaves of a TreeEnsemble (version 5), which have lists of their own and one weight each."""
     weights = r.attribute("leaf_weights")
     value = r.refuse("it has no leaf_weights") if weights is None else weights.numpy().ravel()
-    roots, own = r.ints("tree_roots"), np.arange(value.size)
+    roots = r.ints("tree_roots")
+    own = np.arange(value.size)
     tree_of = _tree_of(r, roots, value.size)
     return Forest(
         leaves=value.size,
@@ -127,13 +130,15 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 def _tree_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
     if r.node.op_type == "TreeEnsemble":
-        forest, aggregate = read_forest_5(r), _AGGREGATES[int(r.attribute("aggregate_function", 1))]
+        forest = read_forest_5(r)
+        aggregate = _AGGREGATES[int(r.attribute("aggregate_function", 1))]
     else:
         forest = read_forest(r, "target", int(r.attribute("n_targets", 1)))
         aggregate = str(r.attribute("aggregate_function", "SUM"))
 
     def predictions() -> ir.Value:
-        total, base = _aggregated(r, forest, aggregate), r.floats("base_values")
+        total = _aggregated(r, forest, aggregate)
+        base = r.floats("base_values")
         if base.size == forest.targets:  # otherwise onnxruntime does not use them
             total = r.op.Add(total, r.parameter("base_values", base))
         return linear.transformed(r, total) if forest.targets > 1 else linear.untransformed(r, total)
@@ -143,7 +148,8 @@ def _tree_regressor(r: RewrittenNode) -> Sequence[LazyValue]:
 
 def _tree_classifier(r: RewrittenNode) -> Sequence[LazyValue]:
     labels = r.labels("classlabels_int64s")
-    forest, base = read_forest(r, "class", len(labels)), r.floats("base_values")
+    forest = read_forest(r, "class", len(labels))
+    base = r.floats("base_values")
     if len(labels) == 2 and len(np.unique(forest.target)) == 1:
         return _one_score(r, forest, base, labels)
     if len(labels) < 2 or base.size not in (0, len(labels)) or (len(labels) == 2 and base.size):
@@ -280,7 +286,8 @@ def _leaf_indices(r: RewrittenNode, forest: Forest) -> ir.Value:
     operator = "TreeEnsembleRegressor" if r.node.op_type == "TreeEnsembleClassifier" else r.node.op_type
     x = r.input() if r.input().dtype is ir.DataType.DOUBLE else r.float_input()
     nodes = {n: a.value for n, a in r.node.attributes.items() if n.startswith("nodes_") or n == "tree_roots"}
-    numbers, own = np.arange(forest.leaves), dict[str, Any](n_targets=forest.trees)
+    numbers = np.arange(forest.leaves)
+    own = dict[str, Any](n_targets=forest.trees)
     if r.node.op_type == "TreeEnsemble":
         weights = ir.tensor(numbers.astype(nodes["nodes_splits"].dtype.numpy()))
         own |= {"leaf_targetids": forest.tree_of.tolist(), "leaf_weights": weights}

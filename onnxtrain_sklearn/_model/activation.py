@@ -265,7 +265,8 @@ def _read_mul(node: ir.Node, depth: int) -> Activation | None:
 
 def _read_norm(node: ir.Node, depth: int) -> Activation | None:
     """Match a normalization by the L1 norm."""
-    x, axis = node.inputs[0], node.attributes.get_int("axis", -1)
+    x = node.inputs[0]
+    axis = node.attributes.get_int("axis", -1)
     if x is None or node.attributes.get_int("p", 2) != 1 or not _is_per_row(x, [axis]):
         return None
     return _read_normalized(x, depth)
@@ -276,7 +277,8 @@ def _read_normalized(above: ir.Value, depth: int) -> Activation | None:
 
     ``above`` holds exponentials, sigmoids (the scores are then their logarithms), or a softmax already.
     """
-    maker, inner = _without_reshaping(above).producer(), _activation_of(above, depth)
+    maker = _without_reshaping(above).producer()
+    inner = _activation_of(above, depth)
     if maker is not None and maker.op_type == "Exp" and not maker.domain and inner is not None and inner.link == "exp":
         return Activation("softmax", _without_maximum(inner.base))
     if inner is None or inner.log or inner.paired:
@@ -423,7 +425,8 @@ def _reciprocal(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
 
 def _quotient(op: GraphBuilder, node: ir.Node) -> ir.Value | None:
     """Match 1 / (1 + exp(z)), or exp(z) / (1 + exp(z))."""
-    above, z = operand(node, 0), _exponent_of_sum(operand(node, 1))
+    above = operand(node, 0)
+    z = _exponent_of_sum(operand(node, 1))
     if z is None or above is None:
         return None
     if number_of(above) == 1.0:

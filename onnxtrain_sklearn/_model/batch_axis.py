@@ -372,13 +372,16 @@ def _reduction(s: Tracer, node: ir.Node) -> Result:
 
 def _arg_extreme(s: Tracer, node: ir.Node) -> Result:
     """Return the place of the rows in the result of ArgMax or ArgMin."""
-    place, axis = _required(s.of(node, 0)), node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])
+    place = _required(s.of(node, 0))
+    axis = node.attributes.get_int("axis", 0) % s.rank(node.inputs[0])
     _along(place, [axis])
     return place._replace(axis=place.axis - (not node.attributes.get_int("keepdims", 1) and axis < place.axis))
 
 
 def _softmax(s: Tracer, node: ir.Node) -> Result:
-    place, rank, single = _required(s.of(node, 0)), s.rank(node.inputs[0]), opset(node) >= 13
+    place = _required(s.of(node, 0))
+    rank = s.rank(node.inputs[0])
+    single = opset(node) >= 13
     axis = node.attributes.get_int("axis", -1 if single else 1) % rank
     _along(place, [axis] if single else range(axis, rank))
     return place
@@ -389,7 +392,8 @@ def _over_last_axes(default: int) -> Rule:
 
     def rule(s: Tracer, node: ir.Node) -> Result:
         s.fixed(*node.inputs[1:])
-        place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+        place = _required(s.of(node, 0))
+        rank = s.rank(node.inputs[0])
         _along(place, range(node.attributes.get_int("axis", default) % rank, rank))
         return place
 
@@ -410,7 +414,8 @@ def _along_axis(default: int) -> Rule:
 
 def _along_axis_input(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
-    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    place = _required(s.of(node, 0))
+    rank = s.rank(node.inputs[0])
     _along(place, [axis % rank for axis in s.integers(operand(node, 1))])
     return place
 
@@ -443,7 +448,10 @@ def _product(s: Tracer, node: ir.Node) -> Result:
 
 def _product_of(s: Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool, turn_b: bool) -> Rows | None:
     """Return the place of the rows in a matrix product, whose leading axes are broadcast."""
-    left, right, m, n = s.place(a), s.place(b), s.rank(a), s.rank(b)
+    left = s.place(a)
+    right = s.place(b)
+    m = s.rank(a)
+    n = s.rank(b)
     if m == 1 or n == 1:  # a vector has only the axis over which the product sums
         if left is not None and (m == 1 or left.axis == m - 1):
             raise RowsMeet
@@ -478,7 +486,9 @@ def _product_of(s: Tracer, a: ir.Value | None, b: ir.Value | None, turn_a: bool,
 
 
 def _gemm(s: Tracer, node: ir.Node) -> Result:
-    a, b, c = node.inputs[0], node.inputs[1], operand(node, 2)
+    a = node.inputs[0]
+    b = node.inputs[1]
+    c = operand(node, 2)
     turned = bool(node.attributes.get_int("transA", 0)), bool(node.attributes.get_int("transB", 0))
     place = _product_of(s, a, b, *turned) if s.place(a) or s.place(b) else None
     own = s.place(c)
@@ -490,7 +500,8 @@ def _gemm(s: Tracer, node: ir.Node) -> Result:
 
 
 def _transpose(s: Tracer, node: ir.Node) -> Result:
-    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    place = _required(s.of(node, 0))
+    rank = s.rank(node.inputs[0])
     order = attribute(node, "perm", None) or [*reversed(range(rank))]
     return place._replace(axis=[*order].index(place.axis))
 
@@ -534,7 +545,8 @@ def _reshaped(place: Rows, before: list[int | None], after: list[int | None], ba
 
 
 def _flatten(s: Tracer, node: ir.Node) -> Result:
-    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    place = _required(s.of(node, 0))
+    rank = s.rank(node.inputs[0])
     axis = node.attributes.get_int("axis", 1)
     if place.axis == 0 and rank > 1 and axis % rank == 1:
         return place
@@ -564,7 +576,8 @@ def _squeeze(s: Tracer, node: ir.Node) -> Result:
 
 
 def _unsqueeze(s: Tracer, node: ir.Node) -> Result:
-    place, axes = _required(s.of(node, 0)), _axes_of(s, node)
+    place = _required(s.of(node, 0))
+    axes = _axes_of(s, node)
     rank = s.rank(node.inputs[0]) + len(axes)
     new = {axis % rank for axis in axes}
     return place._replace(axis=[i for i in range(rank) if i not in new][place.axis])
@@ -583,8 +596,10 @@ def _tile(s: Tracer, node: ir.Node) -> Result:
 
 
 def _concat(s: Tracer, node: ir.Node) -> Result:
-    places, rank = [s.place(x) for x in node.inputs], s.rank(node.inputs[0])
-    axis, found = node.attributes.get_int("axis", 0) % rank, {place for place in places if place is not None}
+    places = [s.place(x) for x in node.inputs]
+    rank = s.rank(node.inputs[0])
+    axis = node.attributes.get_int("axis", 0) % rank
+    found = {place for place in places if place is not None}
     if any(place.axis == axis for place in found):
         # The operands are joined along the axis of the rows: all rows of one operand, then all of the next. An operand
         # that does not depend on the rows would add other elements between them.
@@ -598,10 +613,12 @@ def _concat(s: Tracer, node: ir.Node) -> Result:
 
 def _slice(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
-    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    place = _required(s.of(node, 0))
+    rank = s.rank(node.inputs[0])
     if "starts" in node.attributes:
         starts, ends = ([*attribute(node, name, [])] for name in ("starts", "ends"))
-        axes, steps = [*attribute(node, "axes", range(len(starts)))], [1] * len(starts)
+        axes = [*attribute(node, "axes", range(len(starts)))]
+        steps = [1] * len(starts)
     else:
         count = s.sizes(operand(node, 1))[0]
         axes = [*range(count or rank)] if operand(node, 3) is None else s.integers(operand(node, 3))
@@ -618,7 +635,9 @@ def _slice(s: Tracer, node: ir.Node) -> Result:
 
 def _gather(s: Tracer, node: ir.Node) -> Result:
     data, indices = node.inputs[:2]
-    axis, own, read = node.attributes.get_int("axis", 0) % s.rank(data), s.place(data), s.place(indices)
+    axis = node.attributes.get_int("axis", 0) % s.rank(data)
+    own = s.place(data)
+    read = s.place(indices)
     if own is None:  # a table for all rows, such as an embedding: the axes of the indices replace its axis
         place = _required(read)
         return place._replace(axis=axis + place.axis)
@@ -640,7 +659,9 @@ def _gather_elements(s: Tracer, node: ir.Node) -> Result:
 
 
 def _gather_nd(s: Tracer, node: ir.Node) -> Result:
-    data, indices, shared = s.of(node, 0), s.of(node, 1), node.attributes.get_int("batch_dims", 0)
+    data = s.of(node, 0)
+    indices = s.of(node, 1)
+    shared = node.attributes.get_int("batch_dims", 0)
     if data is None and indices is not None and indices.axis < s.rank(node.inputs[1]) - 1 and not shared:
         return indices
     if data is not None and data.axis < shared and indices in (None, data):  # each row selects from its own elements
@@ -650,13 +671,15 @@ def _gather_nd(s: Tracer, node: ir.Node) -> Result:
 
 def _one_hot(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
-    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    place = _required(s.of(node, 0))
+    rank = s.rank(node.inputs[0])
     return place._replace(axis=place.axis + (node.attributes.get_int("axis", -1) % (rank + 1) <= place.axis))
 
 
 def _pad(s: Tracer, node: ir.Node) -> Result:
     s.fixed(*node.inputs[1:])
-    place, rank = _required(s.of(node, 0)), s.rank(node.inputs[0])
+    place = _required(s.of(node, 0))
+    rank = s.rank(node.inputs[0])
     pads = [*attribute(node, "pads", [])] if "pads" in node.attributes else s.integers(operand(node, 1))
     axes = [*range(rank)] if operand(node, 3) is None else [a % rank for a in s.integers(operand(node, 3))]
     if place.axis in axes:

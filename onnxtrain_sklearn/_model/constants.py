@@ -28,7 +28,8 @@ def store_weights(graph: ir.Graph) -> None:
         casts = [node for node, _ in value.uses()]
         if not all(n.op_type == "Cast" and not n.domain and not n.outputs[0].is_graph_output() for n in casts):
             continue
-        targets, tensor = {ir.DataType(n.attributes["to"].as_int()) for n in casts}, tensor_of(value)
+        targets = {ir.DataType(n.attributes["to"].as_int()) for n in casts}
+        tensor = tensor_of(value)
         if len(targets) != 1 or not targets <= set(TRAINED_TYPES):
             continue
         if tensor is None or not tensor.dtype.is_floating_point():
@@ -106,7 +107,8 @@ def dequantize(model: ir.Model) -> bool:
 
 def verdicts(graph: ir.Graph, *scores: ir.Value) -> dict[str, Verdict]:
     """Return the verdict on each float constant that ``scores`` depend on, by name."""
-    reached, roles = set[str]().union(*map(reaching, scores)), Roles(graph)
+    reached = set[str]().union(*map(reaching, scores))
+    roles = Roles(graph)
     found = {}
     for value in (*graph.initializers.values(), *_constant_values(graph)):
         array = _float_array(value)

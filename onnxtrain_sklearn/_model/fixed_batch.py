@@ -68,7 +68,8 @@ def own_batch(model: ir.Model) -> int | None:
 
 def _keep_first_axis(graph: ir.Graph, node: ir.Node, batches: set[int], sizes: Sequence[object] | None) -> None:
     """Make a Reshape keep the first axis of its data, if its shape is constant and begins with the batch size."""
-    data, wanted = node.inputs[0], None if node.inputs[1] is None else constant(node.inputs[1])
+    data = node.inputs[0]
+    wanted = None if node.inputs[1] is None else constant(node.inputs[1])
     sizes = None if data is None or constant(data) is not None else sizes
     if wanted is None or not wanted.size or not sizes or int(wanted[0]) not in batches or sizes[0] != wanted[0]:
         return
@@ -155,7 +156,8 @@ class _Freeing:
 
     def _edit(self, node: ir.Node) -> None:
         """Edit a node if its constants are valid only for the batch size of the file."""
-        name, places = kind(node), [self.tracer.place(x) for x in node.inputs]
+        name = kind(node)
+        places = [self.tracer.place(x) for x in node.inputs]
         if not any(places):
             if name == "Expand":
                 self._edit_expanded_rows(node)
@@ -200,13 +202,15 @@ class _Freeing:
         return None if found is None or not is_complete(found.astype(object)) else [int(x) for x in found.ravel()]
 
     def _edit_reshape(self, node: ir.Node, place: Rows | None) -> None:
-        wanted, sizes = self._integers(node.inputs[1]), None if place is None else self._at_batch(node.inputs[0], place)
+        wanted = self._integers(node.inputs[1])
+        sizes = None if place is None else self._at_batch(node.inputs[0], place)
         if place is None or wanted is None:
             return
         if sizes is None:
             self._keep_rows(node)
             return
-        copies, full = not node.attributes.get_int("allowzero", 0), list(wanted)
+        copies = not node.attributes.get_int("allowzero", 0)
+        full = list(wanted)
         for i, size in enumerate(full):
             if size == 0 and copies and i < len(sizes):
                 full[i] = sizes[i]
@@ -216,7 +220,8 @@ class _Freeing:
         if -1 in full or math.prod(full) != math.prod(sizes) or not math.prod(full):
             return
         # A reshape keeps the order of elements, so the number of elements before and after the rows stays the same.
-        outer, found = place.before * math.prod(sizes[: place.axis]), []
+        outer = place.before * math.prod(sizes[: place.axis])
+        found = []
         for axis, size in enumerate(full):
             leading = math.prod(full[:axis])
             own = outer // leading
@@ -235,7 +240,8 @@ class _Freeing:
             _set_shape(self.graph, node, [*full[:axis], -1, *full[axis + 1 :]])
 
     def _edit_expand(self, node: ir.Node, place: Rows | None) -> None:
-        wanted, rank = self._integers(node.inputs[1]), dims(node.inputs[0])
+        wanted = self._integers(node.inputs[1])
+        rank = dims(node.inputs[0])
         if place is None or wanted is None or rank is None:
             return
         axis = place.axis + len(wanted) - len(rank)
@@ -244,7 +250,8 @@ class _Freeing:
 
     def _edit_expanded_rows(self, node: ir.Node) -> None:
         """Replace a constant with the batch size of the file by one row, if it is expanded to the number of rows."""
-        shape, sizes = node.inputs[1], dims(node.inputs[0]) or []
+        shape = node.inputs[1]
+        sizes = dims(node.inputs[0]) or []
         known = None if shape is None else self.tracer.known.get(shape)
         wanted = [] if known is None else list(known.ravel())
         for i, size in enumerate(wanted):
@@ -269,7 +276,8 @@ class _Freeing:
                 node.replace_input_with(2, self._emitted(self._op.constant(changed)))
 
     def _edit_resize(self, node: ir.Node, place: Rows | None) -> None:
-        wanted, rank = self._integers(operand(node, 3)), len(dims(node.inputs[0]) or ())
+        wanted = self._integers(operand(node, 3))
+        rank = len(dims(node.inputs[0]) or ())
         if place is None or wanted is None or (place.before, place.after) != (1, 1):
             return
         axes = [axis % rank for axis in attribute(node, "axes", range(rank))]
@@ -361,7 +369,8 @@ def _repeats(value: ir.Value, axis: int) -> bool:
     if node.op_type in ("Identity", "Cast"):
         return node.inputs[0] is not None and _repeats(node.inputs[0], axis)
     if node.op_type == "Expand":
-        sizes, rank = dims(node.inputs[0]), len(dims(value) or ())
+        sizes = dims(node.inputs[0])
+        rank = len(dims(value) or ())
         own = axis - rank + len(sizes or ())
         return sizes is not None and (own < 0 or sizes[own] == 1)
     return node.op_type == "ConstantOfShape"

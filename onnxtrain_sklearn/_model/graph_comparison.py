@@ -146,7 +146,8 @@ def random_feeds(proto: onnx.ModelProto, trial: int) -> dict[str, np.ndarray] | 
 
     All free axes have the same size. Integers are 0 and 1, valid indices of most tables; in odd trials, all are 1.
     """
-    rng, feeds = np.random.RandomState(trial), dict[str, np.ndarray]()
+    rng = np.random.RandomState(trial)
+    feeds = dict[str, np.ndarray]()
     for value in inputs_of(proto):
         kind = value.type.tensor_type
         if value.type.WhichOneof("value") != "tensor_type" or not kind.HasField("shape") or not kind.elem_type:
@@ -242,7 +243,8 @@ def _with_plain_ends(proto: onnx.ModelProto) -> onnx.ModelProto:
     if not inputs and not outputs:
         return proto
     result = deepcopy(proto)
-    graph, inner = result.graph, {name: f"{name}/bfloat16" for name in inputs | outputs}
+    graph = result.graph
+    inner = {name: f"{name}/bfloat16" for name in inputs | outputs}
     for node in nodes_of(graph):
         for names in (node.input, node.output):
             names[:] = [inner.get(name, name) for name in names]
@@ -272,8 +274,10 @@ def _differ(one: Any, other: Any, few_bits: bool, noise: float = 0.0) -> bool:
         return False
     if one.size != other.size:
         return True
-    one, other = one.astype(np.float64).ravel(), other.astype(np.float64).ravel()
-    error, scale = ROUNDED if few_bits else 1e-3, float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
+    one = one.astype(np.float64).ravel()
+    other = other.astype(np.float64).ravel()
+    error = ROUNDED if few_bits else 1e-3
+    scale = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
     return not np.allclose(one, other, rtol=error, atol=error * scale + 1e-6 + noise, equal_nan=True)
 
 

@@ -98,7 +98,8 @@ def graph_of_features(
         op = GraphBuilder(graph, prefix=FEATURES_OUTPUT, constant_nodes=True)
         rows = as_rows(op, features)
         flat = rows if rows is not features else op.Flatten(features, axis=1)
-        flat.name, flat.type = names_of(graph).free(FEATURES_OUTPUT), features.type
+        flat.name = names_of(graph).free(FEATURES_OUTPUT)
+        flat.type = features.type
         features = flat
     graph.outputs[:] = [features]
     graph.sort()
@@ -136,7 +137,9 @@ def _n_inputs(layer: ir.Node) -> int:
 
 def _layers_before(value: ir.Value | None) -> list[ir.Node]:
     """Return the products with stored weights upstream of a value, in the order of the graph."""
-    found, front, seen = list[ir.Node](), [value], set[ir.Node]()
+    found = list[ir.Node]()
+    front = [value]
+    seen = set[ir.Node]()
     while front:
         node = None if (one := front.pop()) is None else one.producer()
         if node is None or node in seen:
@@ -158,7 +161,8 @@ def with_head(
     graph, taken = model.graph, names_of(model.graph)
     output = next(v for v in graph.outputs if v.name == features)
     dtype = output.dtype or ir.DataType.FLOAT
-    op, zeros = GraphBuilder(graph, dtype=dtype, prefix="head"), np.zeros((n_features, n_scores), dtype.numpy())
+    op = GraphBuilder(graph, dtype=dtype, prefix="head")
+    zeros = np.zeros((n_features, n_scores), dtype.numpy())
     names = taken.free("head.weight"), taken.free("head.bias")
     weight, bias = op.parameter(names[0], zeros), op.parameter(names[1], np.zeros(n_scores, dtype.numpy()))
     scores = op.Add(op.MatMul(output, weight), bias)

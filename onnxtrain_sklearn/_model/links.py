@@ -48,7 +48,8 @@ def _emit_hard_sigmoid(op: GraphBuilder, scores: ir.Value) -> ir.Value:
 
 
 def _clipped_margin(op: GraphBuilder, scores: ir.Value) -> ir.Value:
-    margins, shape = _emit_hard_sigmoid(op, scores), op.shape(scores)
+    margins = _emit_hard_sigmoid(op, scores)
+    shape = op.shape(scores)
     if shape is not None and shape[-1] == 1:
         return margins
     empty = op.Equal(row_sum(op, margins), 0.0)

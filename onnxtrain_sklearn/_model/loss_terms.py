@@ -98,7 +98,8 @@ def append_pairwise_loss(
     ``n_classes - 1`` pairs that contain its class: each binary classifier is trained on the rows of its two classes.
     """
     # Tables by class and pair: whether the class is the second of the pair, and whether it is in the pair.
-    pairs, classes = np.array(list(combinations(range(n_classes), 2))), np.arange(n_classes)[:, None]
+    pairs = np.array(list(combinations(range(n_classes), 2)))
+    classes = np.arange(n_classes)[:, None]
     second = op.Gather(pairs[:, 1] == classes, y)
     member = op.Gather((pairs[:, 0] == classes) | (pairs[:, 1] == classes), y)
     with operators_of(type(loss).__name__):

@@ -42,7 +42,8 @@ def in_training_mode(model: ir.Model) -> ir.Model:
     """
     # A clone, in a newer opset if the operators have no training mode in the opset of the model.
     folded = folded_normalizations(model)
-    opset, kinds = model.graph.opset_imports[""], {n.op_type for n in every_node(model.graph) if not n.domain}
+    opset = model.graph.opset_imports[""]
+    kinds = {n.op_type for n in every_node(model.graph) if not n.domain}
     if all(opset >= first for kind, first in _FIRST_OPSETS.items() if kind in kinds):
         result = model.clone()
     else:
@@ -151,7 +152,9 @@ def inference_form(model: ir.Model) -> ir.Model:
         if normalizes_by_batch(node):
             use_running_statistics(node)
         elif node.op_type == "Dropout" and not node.domain:
-            source, dropped, own = node.inputs[0], node.outputs[0], node.graph
+            source = node.inputs[0]
+            dropped = node.outputs[0]
+            own = node.graph
             assert source is not None
             assert own is not None
             if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1] in own.outputs):
@@ -199,7 +202,8 @@ def separate_running_statistics(graph: ir.Graph) -> None:
     variance and scale are both ones. If they shared an initializer, training one would change the other.
     """
     nodes = [n for n in every_node(graph) if normalizes_by_batch(n)]
-    program, seen = TorchProgram(graph) if nodes else None, set[ir.Value]()
+    program = TorchProgram(graph) if nodes else None
+    seen = set[ir.Value]()
     for node in nodes:
         # The training step must be able to read the updated statistics.
         assert program is not None

@@ -131,7 +131,9 @@ def _predicted(model: ir.Model, of_loss: ir.Value, name: str | None) -> ir.Value
 
 def _inputs_of(value: ir.Value) -> set[str]:
     """Return the names of the inputs that a value depends on."""
-    front, seen, found = [value], set[ir.Value](), set[str]()
+    front = [value]
+    seen = set[ir.Value]()
+    found = set[str]()
     while front:
         one = front.pop()
         if one in seen:

@@ -72,7 +72,8 @@ def packed_model(given: ir.Model, specs: tuple[TensorSpec, ...]) -> ir.Model:
     op = GraphBuilder(graph, prefix="example", constant_nodes=True)
     sizes = ir.Value(name=SIZES, type=ir.TensorType(ir.DataType.INT64))
     flat_sizes = op.Reshape(sizes, np.array([sum(spec.shape.count(None) for spec in specs)]))
-    inputs, known = {value.name: value for value in graph.inputs}, 0
+    inputs = {value.name: value for value in graph.inputs}
+    known = 0
     for spec in specs:
         own = list(range(place, place + spec.shape.count(None)))
         place += len(own)
@@ -117,7 +118,8 @@ def unpacked(graph: TrainableModel) -> TrainableModel:
         return graph
     model = graph.model.clone()
     inner = model.graph
-    op, values = GraphBuilder(inner, prefix="given"), {value.name: value for node in inner for value in node.outputs}
+    op = GraphBuilder(inner, prefix="given")
+    values = {value.name: value for node in inner for value in node.outputs}
     specs = []
     for spec in graph.inputs:
         value = next(value for value in inner.inputs if value.name == spec.name)
@@ -125,7 +127,8 @@ def unpacked(graph: TrainableModel) -> TrainableModel:
             inner.inputs.remove(value)
             continue
         assert spec.example is not None
-        made, names = values[f"{spec.name}{_UNPACKED}"], spec.axes or (None,) * len(spec.example)
+        made = values[f"{spec.name}{_UNPACKED}"]
+        names = spec.axes or (None,) * len(spec.example)
         axes = [
             ir.SymbolicDim(name) if name or size is None else size
             for name, size in zip(names, spec.example, strict=True)

@@ -134,7 +134,8 @@ def narrowed(model: ir.Model, kept: KeptTypes) -> ir.Model:
     for name, type_name in kept.weights.items():
         if name in graph.initializers:  # store the weight in its type, and cast it where it is read
             value, dtype = graph.initializers[name], ir.DataType[type_name]
-            users, array = list(value.uses()), array_of(value).astype(dtype.numpy())
+            users = list(value.uses())
+            array = array_of(value).astype(dtype.numpy())
             value.type, value.const_value = ir.TensorType(dtype), ir.tensor(array, name=value.name)
             wide = op.Cast(value, to=ir.DataType.FLOAT)
             for node, index in users:

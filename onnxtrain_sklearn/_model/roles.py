@@ -260,7 +260,8 @@ class Roles:
 
     def _is_known_to_be_learned(self, value: ir.Value) -> bool:
         """Return True if the name of a constant, or the record of the exporter, says that it is trained."""
-        name, status = value.name or "", self._program.status(value)
+        name = value.name or ""
+        status = self._program.status(value)
         by_name = says_it_is_a_weight(name) or is_paddle_parameter(value) or is_tensorflow_variable(name)
         return by_name or status in ("parameter", "folded") or _is_of_module(value, self._graph, self._program)
 
@@ -269,7 +270,8 @@ class Roles:
 
         Return False for arrays of jax2onnx, which generates the names of parameters as well.
         """
-        held, is_number = value.const_value, value.const_value is not None and value.const_value.size == 1
+        held = value.const_value
+        is_number = value.const_value is not None and value.const_value.size == 1
         of_jax = self._graph.meta.get(EXPORTER) == "jax2onnx" and value.producer() is None
         if of_jax and held is not None and held.size > 1:
             return False
@@ -320,7 +322,8 @@ def _is_of_module(value: ir.Value, graph: ir.Graph, program: TorchProgram) -> bo
 
 def _is_of_code(value: ir.Value, graph: ir.Graph) -> bool:
     """Return True if a constant comes from TensorFlow code: the file names variables in another way."""
-    name, is_number = value.name or "", value.shape is not None and not len(value.shape)
+    name = value.name or ""
+    is_number = value.shape is not None and not len(value.shape)
     if graph.meta.get(EXPORTER) != TF2ONNX or not (is_number or is_tensorflow_constant(name)):
         return False
     return not is_tensorflow_variable(name) and any(map(is_tensorflow_variable, graph.initializers))
@@ -375,7 +378,8 @@ def _is_mask(array: np.ndarray, name: str) -> bool:
     others = array[array != 0]
     if not 0 < others.size < array.size:
         return False
-    filler, is_vector = float(others.flat[0]), np.count_nonzero(np.array(array.shape) > 1) < 2
+    filler = float(others.flat[0])
+    is_vector = np.count_nonzero(np.array(array.shape) > 1) < 2
     return bool((others == filler).all()) and ((filler == 1 and (not is_vector or "mask" in name)) or filler <= -50)
 
 
@@ -389,7 +393,8 @@ def _is_sinusoidal(array: np.ndarray) -> bool:
 
 
 def _are_pairs(rows: np.ndarray) -> bool:
-    half, squares = rows.shape[1] // 2, rows.astype(np.float64) ** 2
+    half = rows.shape[1] // 2
+    squares = rows.astype(np.float64) ** 2
     pairs = (squares[:, ::2] + squares[:, 1::2], squares[:, :half] + squares[:, half:])
     return any(np.allclose(pair, 1, rtol=0, atol=1e-4) for pair in pairs)
 

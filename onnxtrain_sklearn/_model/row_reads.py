@@ -161,7 +161,10 @@ def take_first_products(model: ir.Model, names: Collection[str]) -> list[FirstPr
     chosen, found = list[ir.Value](), list[FirstProduct]()
     for value in [value for value in graph.inputs if value.name in names]:
         # The rows are the input, or its product with one factor per column if nothing else reads the input.
-        rows, factors, uses, sizes = value, None, list(value.uses()), dims(value) or ()
+        rows = value
+        factors = None
+        uses = list(value.uses())
+        sizes = dims(value) or ()
         node = uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
         if node is not None and kind(node) == "Mul" and not uses[0].idx and node.inputs[1] is not None:
             known = constant(node.inputs[1])
@@ -196,7 +199,8 @@ def _is_product(node: ir.Node) -> bool:
 
 def _taken(op: GraphBuilder, value: ir.Value, factors: np.ndarray | None, node: ir.Node) -> FirstProduct:
     """Replace the product in a MatMul or Gemm by an input; Gemm's scale and third operand stay in the graph."""
-    weight, (batch, _) = node.inputs[1], dims(value) or (None, None)
+    weight = node.inputs[1]
+    batch, _ = dims(value) or (None, None)
     matrix = None if weight is None else constant(weight)
     assert weight is not None
     assert matrix is not None

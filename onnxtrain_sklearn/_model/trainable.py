@@ -307,7 +307,8 @@ def with_scores_from_output(
     With ``log``, the output is the logarithm of ``link(scores)``. ``link_unproven`` is an attribute of the result.
     """
     model = graph.model.clone()
-    ir_graph, output = model.graph, next(v for v in model.graph.outputs if v.name == graph.output)
+    ir_graph = model.graph
+    output = next(v for v in model.graph.outputs if v.name == graph.output)
     op = GraphBuilder(ir_graph, dtype=output.dtype or ir.DataType.FLOAT, prefix="scores", constant_nodes=True)
     scores = scores_of(op, output, link, log=log)
     ir_graph.outputs.append(scores)
@@ -370,7 +371,8 @@ def trainable_model(
     finals = [_trained_output(graph, name, find) for name in wanted]
     every, forms = list[ir.Value](), list[OutputForm]()
     for final in finals:
-        name, activation = final.name or "", None if pairs or losses else activation_of(final)
+        name = final.name or ""
+        activation = None if pairs or losses else activation_of(final)
         if activation is not None and foreign:
             # If weights lie between scores and output, training changes the function between them.
             weights = _foreign_parameters(graph, final)

@@ -35,7 +35,8 @@ def bound_to_data(graph: TrainableModel, arrays: Mapping[str, np.ndarray]) -> Tr
     inner.inputs.append(rows)
     op = GraphBuilder(inner, prefix="rows_of_output")
     for i, value in enumerate(list(inner.outputs)):
-        own, name = op.Gather(value, rows, axis=0), value.name or ""
+        own = op.Gather(value, rows, axis=0)
+        name = value.name or ""
         value.name = op.name(f"{name}/whole")
         own.name, own.type = name, value.type
         if value.shape is not None:

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 
 def _require_probabilities(estimator: Parameters) -> bool:
-    state, losses = vars(estimator).get("_state"), estimator.loss
+    state = vars(estimator).get("_state")
+    losses = estimator.loss
     if state is not None:
         some = any(part.has_probabilities for part in state.decoding.parts)
     else:
@@ -75,7 +76,8 @@ def _require_probabilities(estimator: Parameters) -> bool:
 
 
 def _require_scores_of_classes(estimator: Parameters) -> bool:
-    state, losses = vars(estimator).get("_state"), estimator.loss
+    state = vars(estimator).get("_state")
+    losses = estimator.loss
     if state is not None:
         some = any(part.task != "regression" for part in state.decoding.parts)
     else:
@@ -95,7 +97,9 @@ def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.nd
         rows = np.flatnonzero(weights)
         if not len(rows):
             raise ValueError("No row has a positive weight, so that there is no score.")
-        y, predicted, weights = rows_of(y, rows), predicted[rows], weights[rows]
+        y = rows_of(y, rows)
+        predicted = predicted[rows]
+        weights = weights[rows]
     from sklearn.metrics import accuracy_score, r2_score  # imports much of scikit-learn
 
     if not output_task.classifies:
@@ -117,7 +121,8 @@ def _scores_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dic
         sums = {name: sum_of_scores(one, decodings[name]) for name, one in output_tasks.items()}
         for rows in batches:
             predicted = result_of(estimator.predict, rows, rows.X)
-            targets, weights = by_output(rows.y, output_tasks, "y"), weights_by_output(rows.weights, output_tasks)
+            targets = by_output(rows.y, output_tasks, "y")
+            weights = weights_by_output(rows.weights, output_tasks)
             for name, output_task in output_tasks.items():
                 y, found, own, total = targets[name], predicted[name], weights[name], sums[name]
                 with naming(name):
@@ -396,8 +401,11 @@ class OrtGradientMultiOutput(GraphEstimator):
         check_is_fitted(self)
         if reads_source(X):
             return _scores_of_source(self, X, y, sample_weight)
-        output_tasks, predicted, found = output_tasks_of(self), self.predict(X), {}
-        y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
+        output_tasks = output_tasks_of(self)
+        predicted = self.predict(X)
+        found = {}
+        y = by_output(y, output_tasks, "y")
+        weights = weights_by_output(sample_weight, output_tasks)
         if self._state.graph.is_whole:
             y, weights = without_missing(y, weights)
         for (name, output_task), decoding in zip(output_tasks.items(), self._state.decoding.parts, strict=True):
@@ -451,7 +459,8 @@ class OrtGradientMultiOutput(GraphEstimator):
     ) -> list[tuple[str, Decoding, np.ndarray]]:
         """Return, for each trained output, its name, its decoding and one of its outputs in the inference graph."""
         check_is_fitted(self)
-        found, state = self._predict(X, output, with_scores=with_scores), self._state
+        found = self._predict(X, output, with_scores=with_scores)
+        state = self._state
         return list(zip((form.output for form in state.graph.forms), state.decoding.parts, found, strict=True))
 
     def _predict(self, X: TableLike, output: int = 0, *, with_scores: bool = False) -> list[np.ndarray]:

@@ -170,12 +170,14 @@ def choose_decodings(
     decodings = [None] * len(output_tasks) if resumed is None else resumed.decoding.parts
     given = estimator.model if resumed is None else None
     weights, model = loss_weights(estimator), graph.model
-    parts, losses = list[DecodedOutput](), list[OutputLoss]()
+    parts = list[DecodedOutput]()
+    losses = list[OutputLoss]()
     for (name, output_task), view, decoding, own in zip(
         output_tasks.items(), graph.views, decodings, targets.parts, strict=True
     ):
         with naming(name):
-            view, loss = replace(view, model=model), cast("Loss", output_task.loss)
+            view = replace(view, model=model)
+            loss = cast("Loss", output_task.loss)
             columns, device = examples.columns, config.device
             part = choose_output(output_task, loss, view, own, columns, device, given=given, earlier=decoding)
         if part.decoding.n_targets is not None:
@@ -244,7 +246,9 @@ def validation_of_outputs(
     output_tasks: Tasks, context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the validation rows, and a function that scores the current parameters on them; None without such rows."""
-    estimator, call, held_out = context.estimator, context.call, context.split.of(examples)[1]
+    estimator = context.estimator
+    call = context.call
+    held_out = context.split.of(examples)[1]
     if call.validation is not None:
         data = call.validation[:2]
         with naming_validation_data():
@@ -270,7 +274,8 @@ def validation_of_outputs(
             require_scorable(part, weights)
     if estimator.scoring is not None:
         return scored, score_by(estimator, estimator.scoring, state, scored)
-    predictor, numbers = state.live_predictor(scored.live), first_outputs(state.decoding, with_scores=False)
+    predictor = state.live_predictor(scored.live)
+    numbers = first_outputs(state.decoding, with_scores=False)
     each = list(zip(output_tasks.values(), targets.parts, targets.weights, strict=True))
 
     def score() -> float:
@@ -285,7 +290,8 @@ def validation_of_outputs(
 # Treat each output as a classifier or a regressor, which defines how targets are read and scored.
 
 
-OF_GRAPH, OF_TARGETS = ("output_kind", "class_axis"), ("ignore_label", "class_weight")
+OF_GRAPH = ("output_kind", "class_axis")
+OF_TARGETS = ("ignore_label", "class_weight")
 """Settings of a :class:`GraphModel` and parameters of the estimator that may be dicts by output."""
 
 OF_LABELS = {"class_axis", *OF_TARGETS}
@@ -330,7 +336,8 @@ def naming(output: str) -> Iterator[None]:
 
 def loss_weights(estimator: Any) -> dict[str, float]:
     """Return the factor of each output's loss in the total loss."""
-    losses, given = _losses_by_output(estimator), estimator.loss_weights or {}
+    losses = _losses_by_output(estimator)
+    given = estimator.loss_weights or {}
     _require_outputs("loss_weights", given, losses)
     wrong = [w for w in given.values() if not isinstance(w, Real) or not 0 <= float(w) < math.inf]
     if wrong:
@@ -361,7 +368,8 @@ def _require_outputs(what: str, given: Mapping[str, object], losses: Mapping[str
 
 def _single(estimator: Parameters, output: str, loss: Loss) -> BaseOrtGradient:
     """Return the classifier or regressor that defines the task of one output; the loss decides between them."""
-    classifies, regresses = bool(loss.tasks - {"regression"}), "regression" in loss.tasks
+    classifies = bool(loss.tasks - {"regression"})
+    regresses = "regression" in loss.tasks
     if classifies and regresses:
         raise ValueError(
             f"{type(loss).__name__} is for regression and for classification. Say which it is here by its attribute "
@@ -445,7 +453,8 @@ def several_examples(
     found = []
     for view, (name, output_task) in zip(graph.views, output_tasks.items(), strict=True):
         with naming(name):
-            decoding, classes = decodings[name], given_classes.get(name)
+            decoding = decodings[name]
+            classes = given_classes.get(name)
             at_positions = decoding is None and takes_positions(output_task, view, y[name])
             if call.stream is not None:
                 require_one_label(at_positions=at_positions)
@@ -532,8 +541,10 @@ def several_validation_examples(
 ) -> Examples:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.graph.inputs, None, reset=False)
-    y, weights = by_output(y, output_tasks, "y"), weights_by_output(sample_weight, output_tasks)
-    n_rows, found = _count_of_rows(columns, state.graph, y), []
+    y = by_output(y, output_tasks, "y")
+    weights = weights_by_output(sample_weight, output_tasks)
+    n_rows = _count_of_rows(columns, state.graph, y)
+    found = []
     require_rows_of_output(state, columns, n_rows)
     for decoding, (name, output_task) in zip(state.decoding.parts, output_tasks.items(), strict=True):
         with naming(name):
@@ -554,7 +565,8 @@ def balanced_outputs(output_tasks: Tasks, call: Call, examples: Examples) -> tup
 
 def exported_outputs(output_tasks: Tasks, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
     """Return the loss and the decoding of each output, for training graphs that continue as ``partial_fit`` would."""
-    weights, last = loss_weights(estimator), dict[str, OutputLoss]()
+    weights = loss_weights(estimator)
+    last = dict[str, OutputLoss]()
     if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call set label weights
         last = {one.name: one for one in cast("TotalLoss", settings_of_step(state).loss).outputs}
     found = []

@@ -76,11 +76,13 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
     kinds = [type(one.type).__name__ for one in operator.inputs]
     if len(kinds) != 1 or kinds[0] not in VARIABLE_TYPES or kinds[0] == "StringTensorType":
         raise ModelError(f"{name} takes one matrix of numbers, got {', '.join(kinds)}: encode them in a step before.")
-    op, own = GraphBuilder(graph, prefix="embedded", constant_nodes=True), graph.inputs[0]
+    op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
+    own = graph.inputs[0]
     given = ir.val(op.name("input"), VARIABLE_TYPES[kinds[0]], ("N", None))
     replace_input(graph, own, given, given if given.dtype == own.dtype else op.Cast(given, to=own.dtype))
     for i, variable in enumerate(operator.outputs):
-        final, wanted = graph.outputs[i], VARIABLE_TYPES[type(variable.type).__name__]
+        final = graph.outputs[i]
+        wanted = VARIABLE_TYPES[type(variable.type).__name__]
         graph.outputs[i] = op.Identity(final) if wanted == final.dtype else op.Cast(final, to=wanted)
         graph.outputs[i].name = op.taken.free(f"final_{i}")
     graph.sort()

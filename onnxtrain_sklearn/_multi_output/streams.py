@@ -173,7 +173,8 @@ class OutputsStream(Stream):
             targets, weights = self._weights(y, sample_weight)
             found = []
             for name, task in tasks.items():
-                decoding, given = decodings[name], cast("np.ndarray | None", weights[name])
+                decoding = decodings[name]
+                given = cast("np.ndarray | None", weights[name])
                 # Leave out weights that are all one if outputs give equal weights. Otherwise their factor is needed.
                 given = None if self.alike and (weights[name] == 1).all() else given
                 with naming(name):

@@ -44,8 +44,11 @@ class DeviceArray:
     def part(self, start: int, shape: Sequence[int]) -> DeviceArray:
         """Return a view of the elements from index ``start`` on, with the given shape."""
         part = object.__new__(DeviceArray)
-        part.shape, part.dtype, part.memory = tuple(shape), self.dtype, self.memory
-        part._flat, part.pointer = self._flat, self.pointer + start * self.dtype.itemsize
+        part.shape = tuple(shape)
+        part.dtype = self.dtype
+        part.memory = self.memory
+        part._flat = self._flat
+        part.pointer = self.pointer + start * self.dtype.itemsize
         return part
 
     def write(self, array: np.ndarray) -> None:
@@ -77,7 +80,8 @@ class Binding:
     def __init__(
         self, session: onnxruntime.InferenceSession, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
     ) -> None:
-        self._session, self._arrays = session, {**inputs, **outputs}
+        self._session = session
+        self._arrays = {**inputs, **outputs}
         self._inputs = {value.name for value in session.get_inputs()}
         self._on_host: set[str] | None = None  # the inputs that a session on a device reads on the host
         if session.get_providers()[0] in OWN_MEMORY:

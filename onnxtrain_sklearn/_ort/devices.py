@@ -140,7 +140,8 @@ def missing_providers(names: Sequence[str]) -> list[str]:
 
 
 def _check_available(names: Sequence[str], setting: str) -> None:
-    missing, available = missing_providers(names), available_providers()
+    missing = missing_providers(names)
+    available = available_providers()
     if missing:
         known = {_provider_stem(provider): provider for provider in onnxruntime.get_all_providers()}
         close = get_close_matches(_provider_stem(missing[0]), known, n=1, cutoff=0.7)

@@ -250,7 +250,8 @@ def on_host(array: np.ndarray) -> onnxruntime.OrtValue:
 
 # Adapter files: named arrays that replace inputs with defaults at run time.
 
-_ADAPTER_IDENTIFIER, _LARGEST_ADAPTER = b"TORT", 2**31 - 1
+_ADAPTER_IDENTIFIER = b"TORT"
+_LARGEST_ADAPTER = 2**31 - 1
 """The bytes 4 to 8 of an adapter file, and the largest size of one, which is a FlatBuffer."""
 
 

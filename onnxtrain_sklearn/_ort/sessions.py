@@ -481,7 +481,8 @@ def index_sizes(graph: onnx.GraphProto) -> dict[str, int]:
         if node.op_type in _SAME_VALUES or (node.op_type == "Gather" and axis == 0):  # rows of all data
             source |= {node.output[0]: source[node.input[0]]} if node.input[0] in source else {}
         if node.op_type in ("Gather", "GatherElements") and node.input[1] in source:
-            name, shape = source[node.input[1]], sizes.get(node.input[0], [])
+            name = source[node.input[1]]
+            shape = sizes.get(node.input[0], [])
             if shape and shape[axis] > 0:
                 found[name] = min(found.get(name, shape[axis]), shape[axis])
     return found

@@ -42,7 +42,9 @@ def in_pairs(proto: onnx.ModelProto) -> bool:
             if not _combines_many(node):
                 nodes.append(node)
                 continue
-            result, operator, inputs = node.output[0], PAIRWISE[node.op_type], list(node.input)
+            result = node.output[0]
+            operator = PAIRWISE[node.op_type]
+            inputs = list(node.input)
             names = [f"{result}/onnxtrain/{i}" for i in range(len(inputs) - 2)]
             left, outputs = [inputs[0], *names], [*names, result]
             nodes += [

@@ -163,7 +163,8 @@ def reference_output(
         return _output_of_examples(model, graph, reduced, columns, device)
     if graph.is_whole:
         return _output_of_whole(model, graph, reduced, columns, device, n_rows)
-    with_targets, n = columns, len(next(iter(columns.values())))
+    with_targets = columns
+    n = len(next(iter(columns.values())))
     columns = _inputs_of(reduced, columns, graph.output)
     sizes = next((dims(v) for v in whole.graph.outputs if v.name == graph.output), None)
     numbers_of_row = math.prod(d for d in (sizes or [])[1:] if isinstance(d, int))
@@ -253,7 +254,8 @@ def _output_of_examples(
     n = len(next(iter(columns.values())))
     rows = np.linspace(0, n - 1, max(3, min(n, COMPARED_ROWS))).astype(int)
     run = Predictor(reduced, device, None, whole=True).run
-    results, file = dict[int, np.ndarray](), list[FileComparison | None]()
+    results = dict[int, np.ndarray]()
+    file = list[FileComparison | None]()
     compared = {int(rows[0]), int(rows[len(rows) // 2]), int(rows[-1])}
     for i in dict.fromkeys(rows.tolist()):
         own = _inputs_of(reduced, one_example(columns, i), graph.output)
@@ -329,7 +331,8 @@ def require_independent_features(model: ir.Model, name: str, trained: Sequence[s
 
 def _rows_meet(graph: ir.Model, name: str, trained: Sequence[str]) -> bool:
     """Return True if the output of a row is known to depend on other rows, in a graph in inference form."""
-    names, held = [value.name or "" for value in graph.graph.inputs], set(graph.graph.initializers)
+    names = [value.name or "" for value in graph.graph.inputs]
+    held = set(graph.graph.initializers)
     found = meeting_in(graph, names, [name], [one for one in trained if one in held], trained)
     return found is not None and found.seen
 
@@ -437,7 +440,8 @@ def resolve_output_kind(
 
 def _resolve_classifier(graph: TrainableModel, reference: ReferenceOutput, kind: str) -> TrainableModel:
     """Return the model of a classifier with scores, after deciding whether its output holds probabilities or scores."""
-    claimed, log = kind == "probabilities", graph.ends_in_log
+    claimed = kind == "probabilities"
+    log = graph.ends_in_log
     ends_in_link = graph.link in ("sigmoid", "softmax")
     in_unit = _in_unit(reference.numbers)
     if claimed and not (ends_in_link and graph.log_output) and not in_unit:
@@ -501,7 +505,8 @@ def require_exact_import(
     model is not a file.
     """
     reading = resolve_graph_model(model)
-    constants, axes = reading.constant_inputs or {}, reading.batch_axis
+    constants = reading.constant_inputs or {}
+    axes = reading.batch_axis
     model = without_program(reading.graph)
     if not isinstance(model, onnx.ModelProto | bytes | str) and not hasattr(model, "__fspath__"):
         return None
@@ -513,7 +518,8 @@ def require_exact_import(
         return FileComparison("it draws random numbers")
     if (given := plain_session(proto)) is None:
         return FileComparison("onnxruntime does not load it as it is")
-    names, cuts = [name or graph.graph.outputs[0].name or ""], list[int]()
+    names = [name or graph.graph.outputs[0].name or ""]
+    cuts = list[int]()
     if joined:
         kinds = {value.name: value.type.tensor_type.elem_type for value in proto.graph.output}
         names = [name for name, kind in kinds.items() if kind and ir.DataType(kind).is_floating_point()]
@@ -546,7 +552,8 @@ def require_exact_import(
 
         # The graph computed all rows together, but the file computes one batch. In a quantized graph, the range of the
         # rows may then round numbers to other integers.
-        outcome, together = None, batch <= 0 or not is_quantized(graph.graph)
+        outcome = None
+        together = batch <= 0 or not is_quantized(graph.graph)
         if together and len(found) == len(rows):
             outcome = compare(found[at])
         if batch > 0 and (outcome is None or outcome.different):
@@ -740,7 +747,9 @@ def _require_same_labels(
     """Compare a classifier with several labels per row with a file, except where two classes are equally likely."""
     # There is a column for each class of each label, and one for each binary label. A file may also have a single
     # column for a label of two classes: the margin of the second class, which is the negative margin of the first.
-    sizes, width, indicators = [len(one) for one in labels], values.shape[1], are_indicators(labels)
+    sizes = [len(one) for one in labels]
+    width = values.shape[1]
+    indicators = are_indicators(labels)
     ends, expected = np.cumsum(sizes)[:-1], values
     if indicators and width == sum(sizes):
         expected = values[:, 1::2]
@@ -749,7 +758,8 @@ def _require_same_labels(
         parts = np.split(values, cuts, axis=1)
         expected = np.hstack([np.hstack([-p, p]) if size == 2 else p for p, size in zip(parts, sizes, strict=True)])
 
-    method, likely = "predict_proba" if fitted.of_probabilities else "decision_function", expected
+    method = "predict_proba" if fitted.of_probabilities else "decision_function"
+    likely = expected
     if not fitted.of_probabilities and "predict_proba" in ours:  # the log loss takes margins as scores
         method = "predict_proba"
         if indicators:

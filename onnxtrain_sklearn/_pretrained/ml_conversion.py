@@ -368,7 +368,8 @@ def keep_leaf_shares(model: ir.Model, role: Role) -> None:
     value = model.graph.initializers[role.name].const_value
     if role.role != "leaf_values" or value is None or role.places is None:
         return
-    numbers, trees = value.numpy(), len(np.unique(role.places[..., 0]))
+    numbers = value.numpy()
+    trees = len(np.unique(role.places[..., 0]))
     total = numbers.sum(axis=1) if numbers.ndim == 2 else np.full(1, 1 / trees)
     share = float(total.mean())
     within = bool((numbers >= 0).all() and (numbers <= share * (1 + FILE_TOLERANCE)).all())
@@ -399,7 +400,8 @@ def sort_classes(graph: ir.Graph, classes: np.ndarray | list[np.ndarray]) -> np.
 
 def keep_name(graph: ir.Graph, name: str | None) -> None:
     """Give the trained output the requested name, unless another value has it."""
-    final, taken = graph.outputs[0], {v.name for v in (*graph.inputs, *graph.initializers.values())}
+    final = graph.outputs[0]
+    taken = {v.name for v in (*graph.inputs, *graph.initializers.values())}
     holder = next((v for node in graph for v in node.outputs if v.name == name and v is not final), None)
     if final.name != name and holder is None and name not in taken and final.producer() is not None:
         final.name = name
@@ -494,7 +496,8 @@ def as_matrix(op: GraphBuilder, final: ir.Value, n_labels: int) -> ir.Value:
 def end_in_labels(model: ir.Model, labels: Labels, *, probable: bool, labels_first: bool) -> None:
     """Change the graph to end in scores: one for each binary label, or one for each class of each label."""
     infer_shapes(model)
-    values, sizes = list(model.graph.outputs), [len(one) for one in labels]
+    values = list(model.graph.outputs)
+    sizes = [len(one) for one in labels]
     if probable and len(values) == 1 and ends_in(source_of_columns(values[0]), "Sigmoid"):
         return
     op = GraphBuilder(model.graph, prefix="labels", constant_nodes=True)

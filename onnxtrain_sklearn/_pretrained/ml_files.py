@@ -218,7 +218,8 @@ def prepare_text(graph: ir.Graph) -> None:
             if locale is not None:
                 node.attributes["locale"] = ir.AttrString("locale", locale)
         if node.op_type == "TfIdfVectorizer" and not node.domain:  # shape inference does not know the number of columns
-            width, x = max(numbers_of_attribute(node, "ngram_indexes"), default=-1) + 1, node.inputs[0]
+            width = max(numbers_of_attribute(node, "ngram_indexes"), default=-1) + 1
+            x = node.inputs[0]
             of_row = x is not None and x.shape is not None and len(x.shape) == 1
             node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
             node.outputs[0].shape = ir.Shape([width] if of_row else [None, width])

@@ -205,7 +205,10 @@ def train_members(
     After an interrupt, the graph holds the members that were trained by then, the interrupted one included; without
     any, the interrupt is raised.
     """
-    interrupted, begun, linear, held_out = None, list[PreparedMember](), list[LinearModel](), list[HeldOut]()
+    interrupted = None
+    begun = list[PreparedMember]()
+    linear = list[LinearModel]()
+    held_out = list[HeldOut]()
     try:
         for member in members:
             network = member.network
@@ -220,7 +223,8 @@ def train_members(
             begun.append(member)  # before its training, so that an interrupt keeps the epochs that it trained
             training.fit(network, X, y, settings)
             if training.mixes_linear:
-                codes, outputs = member.preprocessing.code_columns, _n_outputs(network, examples)
+                codes = member.preprocessing.code_columns
+                outputs = _n_outputs(network, examples)
                 weights = settings["sample_weight"]
                 own = LinearModel.fit(examples.task, X, _encoded(examples, y), weights, codes, outputs)
                 linear.append(own)
@@ -248,9 +252,13 @@ def _held_out_by(
     network: Network, model: LinearModel, examples: RecipeExamples, settings: Mapping[str, Any]
 ) -> HeldOut:
     """Return the held-out rows of a network, as the network and the linear model predict them."""
-    X, y, weights = np.asarray(settings["X_val"]), _encoded(examples, settings["y_val"]), settings["sample_weight_val"]
+    X = np.asarray(settings["X_val"])
+    y = _encoded(examples, settings["y_val"])
+    weights = settings["sample_weight_val"]
     kept = np.isfinite(y.reshape(len(y), -1)).all(axis=1)
-    X, y, weights = X[kept], y[kept], None if weights is None else np.asarray(weights, float)[kept]
+    X = X[kept]
+    y = y[kept]
+    weights = None if weights is None else np.asarray(weights, float)[kept]
     found = network.predict(X) if examples.task == "regression" else network.predict_proba(X)
     return HeldOut(y, weights, found.reshape(len(y), -1), model.predict(X))
 
@@ -299,7 +307,9 @@ class MemberTasks:
     """The tasks that callbacks hear of in one call of a recipe's ``fit``, and the time of the networks."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe, self._began, self._n_begun = recipe, time.perf_counter(), 0
+        self._recipe = recipe
+        self._began = time.perf_counter()
+        self._n_begun = 0
         self._root: Any = None
         self._set = set_callbacks_of(recipe)
 
@@ -528,7 +538,8 @@ def assembled(
     results = list[Sequence[ir.Value]]()
     further = list[str]()
     for i, member in enumerate(members):
-        matrix, network = member.preprocessing.emit(op), from_bytes(member.model).graph
+        matrix = member.preprocessing.emit(op)
+        network = from_bytes(member.model).graph
         if task == "regression":  # "predict/scale" where a weight has the name "scale"
             further = [str(value.name).rpartition("/")[2] for value in network.outputs[1:]]
         for domain, version in network.opset_imports.items():
@@ -570,7 +581,8 @@ def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[Unt
     check_consistent_length(table.columns[0], targets.values)
     categorical = categorical_columns(table, recipe.categorical_features)
     examples = TableExamples(table, categorical, targets, None, RowsToSplit(X, y))
-    weights, place = _class_weights_by_label(recipe, targets), Place.of(recipe)
+    weights = _class_weights_by_label(recipe, targets)
+    place = Place.of(recipe)
     for member in recipe._for_rows(examples.total_rows)._members(examples, recipe.validation_split):
         if weights:
             member.network.set_params(class_weight=weights)

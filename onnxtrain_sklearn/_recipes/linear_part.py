@@ -81,7 +81,8 @@ class LinearModel:
         if task == "regression":
             limits = np.stack([y.min(axis=0), y.max(axis=0)])
             ridge = RidgeCV(PENALTIES, alpha_per_target=True).fit(design, y, weights)
-            found, intercept = ridge.coef_.reshape(n_outputs, -1).T, np.broadcast_to(ridge.intercept_, n_outputs)
+            found = ridge.coef_.reshape(n_outputs, -1).T
+            intercept = np.broadcast_to(ridge.intercept_, n_outputs)
         else:
             seen = np.unique(y)
             intercept = np.where(np.isin(np.arange(n_outputs), seen), 0.0, UNSEEN)

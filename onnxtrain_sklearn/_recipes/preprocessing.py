@@ -153,7 +153,8 @@ class Preprocessing:
     def columns(self, table: RawTable) -> dict[str, InputData]:
         """Return a table as inputs of the graph."""
         text = {own.place: own for own in self.categories}
-        times, arrays = {own.place for own in self.calendars}, []
+        times = {own.place for own in self.calendars}
+        arrays = []
         for i, (name, column) in enumerate(zip(self.names, table.columns, strict=True)):
             own = text.get(i)
             if i in times:
@@ -386,8 +387,10 @@ class ColumnStatistics:
         self.kind: str | None = None
         self.n_missing, self._takes_codes, self._takes_text = 0, False, False
         none = np.full((1, 1), np.nan)  # a column without a number
-        self.quantiles, self.moments = ColumnQuantiles().update(none), Moments().update(none)
-        self.extremes, self.known = Extremes().update(none), set[Any]()
+        self.quantiles = ColumnQuantiles().update(none)
+        self.moments = Moments().update(none)
+        self.extremes = Extremes().update(none)
+        self.known = set[Any]()
 
     def update(self, name: str, column: np.ndarray, *, categorical: bool) -> None:
         """Add the values of a block; ``name`` is that of the column."""
@@ -481,7 +484,8 @@ class BlockNumbers:
         self, columns: Sequence[ColumnStatistics], fill: np.ndarray, read: Callable[[], Iterator[np.ndarray]]
     ) -> None:
         self._fill, self._read = fill, read
-        rows, missing = fill[:, np.newaxis], np.array([one.n_missing for one in columns])
+        rows = fill[:, np.newaxis]
+        missing = np.array([one.n_missing for one in columns])
         counted = list(zip(columns, rows, missing[:, np.newaxis], strict=True))
         self._quantiles = [ColumnQuantiles().merge(one.quantiles).add_repeats(number, n) for one, number, n in counted]
         # The number that replaces missing ones is a row that weighs as many rows.
@@ -718,7 +722,8 @@ class QuantileScaling(Scaling):
         """Return the index of the last knot that is not above each number, by binary search; 0 below the first."""
         # The loop unrolls here: the number of knots is known, so the graph has no Loop. Products by zero make zeros of
         # the right shape.
-        place, step = op.Cast(op.Mul(x, np.float64(0.0)), to=ir.DataType.INT64), 1
+        place = op.Cast(op.Mul(x, np.float64(0.0)), to=ir.DataType.INT64)
+        step = 1
         while step * 2 < len(self.knots):
             step *= 2
         while step:

@@ -115,13 +115,15 @@ Rows of a minibatch. Each epoch leaves out the last rows of its random order if 
         return {**chosen, "_watches_loss": auto, "_linear_part": linear_part}
 
     def _model(self, preprocessing: Preprocessing) -> RealMLP:
-        categories, sizes = preprocessing.code_columns or None, self.hidden_layer_sizes
+        categories = preprocessing.code_columns or None
+        sizes = self.hidden_layer_sizes
         assert not isinstance(sizes, str)
         return RealMLP(self.variant, sizes, embedding=self.embedding, categories=categories)
 
     def _training(self, n_rows: int, rate: float) -> dict[str, Any]:
         """Return the settings of the training on ``n_rows`` rows; ``rate`` is the learning rate for "auto"."""
-        given, decay = self.learning_rate_init, VARIANTS[self.variant].weight_decay
+        given = self.learning_rate_init
+        decay = VARIANTS[self.variant].weight_decay
         schedule = "flat_cos" if decay else "constant"
         return {
             "optimizer": AdamW(beta_2=BETA_2, weight_decay=decay, weight_decay_schedule=schedule),

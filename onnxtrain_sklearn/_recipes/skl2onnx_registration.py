@@ -79,7 +79,9 @@ def register_converters() -> None:
 def _classifier_types(operator: Operator) -> None:
     estimator = operator.raw_operator
     check_is_fitted(estimator)
-    types, rows, columns = skl2onnx_bridge.types(), operator.inputs[0].get_first_dimension(), len(estimator.classes_)
+    types = skl2onnx_bridge.types()
+    rows = operator.inputs[0].get_first_dimension()
+    columns = len(estimator.classes_)
     is_text = estimator.classes_.dtype.kind in "OUS" and not _numbers_classes(estimator, operator.scope_inst)
     label = types.StringTensorType if is_text else types.Int64TensorType
     operator.outputs[0].set_type(label([rows, columns] if estimator._task == "multilabel" else [rows]))
@@ -104,7 +106,8 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
     op = GraphBuilder(graph, prefix="embedded", constant_nodes=True)
     _read_columns(op, operator.inputs, estimator)
     for i, variable in enumerate(operator.outputs):
-        final, wanted = graph.outputs[i], VARIABLE_TYPES.get(type(variable.type).__name__)
+        final = graph.outputs[i]
+        wanted = VARIABLE_TYPES.get(type(variable.type).__name__)
         if isinstance(estimator, ClassifierRecipe) and i == 0:
             if _numbers_classes(estimator, scope) and estimator._task != "multilabel":
                 final = op.ArgMax(graph.outputs[1], axis=1, keepdims=False)

@@ -105,7 +105,8 @@ class BlockExamples:
             return y, None
         weights = checked_weights(sample_weight, len(y))
         if self._class_weight is not None:
-            columns, given = y.reshape(len(y), -1).T, self._class_weight
+            columns = y.reshape(len(y), -1).T
+            given = self._class_weight
             for column, own in zip(columns, given if isinstance(given, list) else [given] * len(columns), strict=False):
                 labels, places = np.unique(column, return_inverse=True)
                 factors = np.array([own.get(label, 1.0) for label in labels.tolist()])
@@ -114,8 +115,12 @@ class BlockExamples:
 
     def _read_targets(self) -> Targets:
         """Read the targets of all blocks; return some of their rows that have all labels."""
-        recipe, classifies = self._recipe, isinstance(self._recipe, ClassifierMixin)
-        labels, labels_by_block, largest, total = list[LabelCounts](), dict[int, LabelCounts](), 0.0, 0.0
+        recipe = self._recipe
+        classifies = isinstance(self._recipe, ClassifierMixin)
+        labels = list[LabelCounts]()
+        labels_by_block = dict[int, LabelCounts]()
+        largest = 0.0
+        total = 0.0
         targets: Targets
         for i, size in enumerate(self.sizes):
             if not size:
@@ -126,7 +131,8 @@ class BlockExamples:
                     raise ValueError(f"The block has {len(y)} targets, and {size} rows.")
                 row_weights = np.ones(size) if weights is None else weights
                 self._counts[i] = int(np.count_nonzero(row_weights > 0))
-                largest, total = max(largest, float(np.max(row_weights))), total + float(row_weights.sum())
+                largest = max(largest, float(np.max(row_weights)))
+                total = total + float(row_weights.sum())
                 if classifies:
                     columns = y.reshape(size, -1).T
                     labels = labels or [LabelCounts() for _ in columns]
@@ -217,13 +223,17 @@ class BlockExamples:
 
     def _read_columns(self) -> None:
         """Gather the statistics of the columns in each fold, and warn of columns that may be misread."""
-        recipe, used, declared = self._recipe, list(self._fold), list[tuple[bool, ...]]()
-        stride, sample = max(1, -(-sum(self._counts.values()) // SAMPLE_ROWS)), list[tuple[np.ndarray, ...]]()
+        recipe = self._recipe
+        used = list(self._fold)
+        declared = list[tuple[bool, ...]]()
+        stride = max(1, -(-sum(self._counts.values()) // SAMPLE_ROWS))
+        sample = list[tuple[np.ndarray, ...]]()
         # An error holds the generator by its traceback: closing it ends the thread that reads ahead.
         with closing(self._tables(used, reset=True)) as tables:
             for i, table in zip(used, tables, strict=True):
                 with named_block(self.source, i):
-                    flags, self._names = _categorical_flags(table, recipe.categorical_features), table.names
+                    flags = _categorical_flags(table, recipe.categorical_features)
+                    self._names = table.names
                     statistics = self._statistics.setdefault(self._fold[i], [ColumnStatistics() for _ in table.names])
                     for own, name, column, flag in zip(statistics, table.names, table.columns, flags, strict=True):
                         own.update(name, column, categorical=flag)
@@ -281,7 +291,10 @@ class PreparedBlocks:
     """Some blocks of a table, with the matrix that a preprocessing makes of their columns: a source of a network."""
 
     def __init__(self, examples: BlockExamples, preprocessing: Preprocessing, blocks: np.ndarray, place: Place) -> None:
-        self._examples, self._preprocessing, self._blocks, self._place = examples, preprocessing, blocks.tolist(), place
+        self._examples = examples
+        self._preprocessing = preprocessing
+        self._blocks = blocks.tolist()
+        self._place = place
         self.buffer_rows, self.prefetch = examples.buffer_rows, examples.prefetch
         self.sizes = [examples.sizes[i] for i in self._blocks]
 

@@ -107,7 +107,8 @@ class Calendar:
         first = np.datetime64(self.first, "ns").astype("datetime64[D]")
         of_day = ((at - days).astype(np.int64) - self.first % _DAY) / _DAY
         month = at.astype("datetime64[M]").astype(np.int64) % 12
-        weekday, hour = (days.astype(np.int64) + 3) % 7, at.astype("datetime64[h]").astype(np.int64) % 24
+        weekday = (days.astype(np.int64) + 3) % 7
+        hour = at.astype("datetime64[h]").astype(np.int64) % 24
         year = at.astype("datetime64[Y]").astype(np.int64) + 1970
         cycles = [_cycle(n)[values] for n, values in ((12, month), (7, weekday), (24, hour))]
         plain = [(days - first).astype(np.int64) + of_day, year, month + 1, weekday, hour]
@@ -137,7 +138,8 @@ class Calendar:
         month = op.Mod(op.Add(from_march, np.int64(2)), np.int64(12))  # from 0
         turned = op.Cast(op.Less(month, np.int64(2)), to=ir.DataType.INT64)
         year = op.Add(op.Add(year_of_era, op.Mul(era, np.int64(400))), turned)
-        weekday, hour = op.Mod(op.Add(days, np.int64(3)), np.int64(7)), _quotient(op, of_day, _HOUR)
+        weekday = op.Mod(op.Add(days, np.int64(3)), np.int64(7))
+        hour = _quotient(op, of_day, _HOUR)
         # Days and the rest of the day apart: nanoseconds over more than 292 years would overflow.
         first_day, first_rest = divmod(self.first, _DAY)
         rest = op.Cast(op.Sub(of_day, np.int64(first_rest)), to=ir.DataType.DOUBLE)

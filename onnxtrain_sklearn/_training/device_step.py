@@ -82,7 +82,9 @@ class DeviceStep(OneProcess):
     in_host_memory: ClassVar[bool] = False
 
     def __init__(self, parts: StepParts) -> None:
-        settings, optimizer, memory = parts.settings, parts.settings.optimizer, parts.settings.device.memory
+        settings = parts.settings
+        optimizer = parts.settings.optimizer
+        memory = parts.settings.device.memory
         assert memory is not None
         assert isinstance(optimizer, Optimizer)
         self.settings, self.batch_size = settings, parts.batch_size
@@ -100,7 +102,8 @@ class DeviceStep(OneProcess):
         self._loaded: Batches | None = None
         self._data: dict[str, DeviceArray] = {}
         self._passes: dict[tuple[int, bool], DevicePass] = {}
-        start, size = len(layout.vector), layout.statistics.size
+        start = len(layout.vector)
+        size = layout.statistics.size
         self._copy = bindings.copying(vectors.next_statistics, vectors.buffer.part(start, (size,))) if size else None
         self._total = bindings.accumulation(vectors.gradient) if settings.accumulate > 1 else None
         self._update = DeviceUpdate(parts, layout, vectors, bindings, segments)
@@ -142,14 +145,16 @@ class DeviceStep(OneProcess):
         # Upload everything that these steps read, so that no step waits for the host.
         passes = [self._pass(len(one.rows), resident=bool(self._data)) for one in minibatches]
         groups = Groups(np.array([one.weight for one in minibatches]), self.settings.accumulate)
-        every, dtype = [next_rates() for _ in groups.weights], self._vectors.buffer.dtype
+        every = [next_rates() for _ in groups.weights]
+        dtype = self._vectors.buffer.dtype
         scalars = self._update.scalars(groups.weights, every, self.optimizer_state)
         losses, shares = self._vectors.new(np.zeros(len(passes), dtype)), self._vectors.new(groups.shares.astype(dtype))
         order, weights = self._order(minibatches, passes)
 
         start = 0
         for i, (minibatch, one) in enumerate(zip(minibatches, passes, strict=True)):
-            step, shape = i // groups.size, one.buffers.sample_weight.shape
+            step = i // groups.size
+            shape = one.buffers.sample_weight.shape
             feeds: dict[str, Array] = {WEIGHT: weights.part(start, shape), LOSS: losses.part(i, ())}
             if self._data:
                 feeds |= {**self._data, ROW_NUMBERS: order.part(start, shape)}
@@ -251,7 +256,9 @@ class DeviceUpdate:
         bindings: VectorBindings,
         segments: Sequence[SegmentUpdate],
     ) -> None:
-        self._decay, self._segments, self._vectors = parts.settings.ema_decay, segments, vectors
+        self._decay = parts.settings.ema_decay
+        self._segments = segments
+        self._vectors = vectors
         self._dtype = layout.vector.dtype
         # Pairs of a graph and its scalars: names of inputs and outputs that change in every step, with their keys in
         # the dict that :meth:`scalars` returns.
@@ -265,8 +272,11 @@ class DeviceUpdate:
                 self._calls.append((bindings.clipping(vectors.gradient), {}))
             elif stage == "update":
                 for one in segments:
-                    part, parameter, slots = one.segment.part, one.segment.parameter, one.slots(vectors.slots)
-                    start, shape = part.start, tuple[int, ...]([part.stop - part.start])
+                    part = one.segment.part
+                    parameter = one.segment.parameter
+                    slots = one.slots(vectors.slots)
+                    start = part.start
+                    shape = tuple[int, ...]([part.stop - part.start])
                     if parameter is None:
                         slots = {name: slot.part(start, shape) for name, slot in slots.items()}
                     elif one.program.elementwise:
@@ -279,7 +289,8 @@ class DeviceUpdate:
                         (binding, {name: _scalar_name(one, name) for name in one.scalars(Rates(0.001), 1)})
                     )
             elif stage == "average":
-                shape, start = layout.vector.shape, len(layout.buffer) - len(layout.vector)
+                shape = layout.vector.shape
+                start = len(layout.buffer) - len(layout.vector)
                 average = bindings.average(vectors.buffer.part(start, shape), vectors.buffer.part(0, shape))
                 self._calls.append((average, {STEP_WEIGHT: STEP_WEIGHT}))
 

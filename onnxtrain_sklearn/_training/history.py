@@ -199,7 +199,8 @@ class History:
     def rows(self) -> EpochRows:
         """A row for each epoch in the loss curve; where the log has dropped a row, only number and loss are left."""
         known, losses = self.log.kept(), self.loss_curve
-        first, missing = self.progress.epoch - len(losses) + 1, max(0, len(losses) - len(known))
+        first = self.progress.epoch - len(losses) + 1
+        missing = max(0, len(losses) - len(known))
         earlier = [{"epoch": first + i, "loss": loss} for i, loss in enumerate(losses[:missing])]
         return EpochRows([*earlier, *map(dict, known)])
 
@@ -229,7 +230,8 @@ class History:
         parameters and defaults: it watches the training loss, or with ``early_stopping`` the validation score or loss.
         The callback ``EarlyStopping`` is a separate rule, with defaults of its own, for any other loss or score.
         """
-        progress, improved = self.progress, loss <= self.best_loss - tol
+        progress = self.progress
+        improved = loss <= self.best_loss - tol
         changed: dict[str, Any] = {}
         row: dict[str, Any] = {"epoch": progress.epoch + 1, "step": progress.step, "loss": loss, "learning_rate": rate}
         if score is not None:
@@ -312,11 +314,13 @@ class EpochTable:
     """Print a line for each epoch below a heading; ``goes_on`` continues the table of an earlier call."""
 
     def __init__(self, *, goes_on: bool = False) -> None:
-        self._began, self._has_head = time.perf_counter(), goes_on
+        self._began = time.perf_counter()
+        self._has_head = goes_on
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Print the line of the last epoch."""
-        epoch, seconds = history.progress.epoch, time.perf_counter() - self._began
+        epoch = history.progress.epoch
+        seconds = time.perf_counter() - self._began
         if not self._has_head:
             self._has_head = True
             print(f"{'epoch':>6} {'loss':>12} {'validation':>12} {'rate':>12} {'seconds':>9}")
@@ -338,7 +342,9 @@ class ProgressLine:
     def __init__(self, epochs: int) -> None:
         self._epochs, self._shown = epochs, 0
         self._began = time.perf_counter()
-        self._changed, self._line, self._length = -INTERVAL, "", 0
+        self._changed = -INTERVAL
+        self._line = ""
+        self._length = 0
 
     def show(self, history: History, learning_rate: float | None, done: int) -> None:
         """Show the latest epoch, unless the line was updated less than ``INTERVAL`` seconds ago."""

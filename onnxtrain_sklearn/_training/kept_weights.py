@@ -78,7 +78,8 @@ class KeptWeights:
 
     def keep_current(self) -> None:
         """Keep the current weights."""
-        history, buffer = self._history, self._parameters.buffer
+        history = self._history
+        buffer = self._parameters.buffer
         if history.last_finite is None:
             history.last_finite = np.empty_like(buffer)
         history.last_finite[...] = buffer

@@ -157,7 +157,8 @@ def _mean_loss_at_positions(
     batch_size: int,
 ) -> ir.Value:
     """Emit the weighted mean loss of all labels; a label weighs its row's weight times its share in the row."""
-    rows, whole = batch_size * math.prod(positions.shape), positions.axes.emit_classes_last(op, scores)
+    rows = batch_size * math.prod(positions.shape)
+    whole = positions.axes.emit_classes_last(op, scores)
     found = op.shape(whole) or ()
     if all(isinstance(size, int) for size in found) and found[:-1] != (batch_size, *positions.shape):
         raise ModelError(f"The scores have the shape {op.shape(scores)}, but y has {(batch_size, *positions.shape)}.")
@@ -343,7 +344,8 @@ def _row_losses(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value
     """Emit the loss of each row on one of several outputs."""
     loss: RowLoss = one.loss
     if one.task == "multiclass" and one.link == "softmax" and takes_labels(one.loss, one.n_scores):
-        loss, y = LossOfLabels(one.loss), op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
+        loss = LossOfLabels(one.loss)
+        y = op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
     elif one.task == "multiclass":  # the matrix of targets holds class indices as floats, which are exact
         y = op.Cast(op.Equal(y, np.arange(one.n_scores, dtype=op.dtype.numpy())), to=op.dtype)
     parts = {"scores": scores, "y": y, "weight": weight}

@@ -81,7 +81,8 @@ class FlatParameters:
         *,
         averages: bool = False,
     ) -> None:
-        every, group = {**weights, **(running_statistics or {})}, groups or {}
+        every = {**weights, **(running_statistics or {})}
+        group = groups or {}
         self.names = tuple(sorted(weights, key=lambda name: (weights[name].ndim < 2, group.get(name, ()))))
         self.running_statistics = tuple(running_statistics or ())
         order = self.names + self.running_statistics
@@ -130,12 +131,14 @@ class FlatParameters:
 
     def aligned(self, elements: int) -> FlatParameters:
         """Return a copy in which every array begins at a multiple of ``elements``; zeros fill the gaps."""
-        twin, order = copy.copy(self), self.names + self.running_statistics
+        twin = copy.copy(self)
+        order = self.names + self.running_statistics
         sizes = {name: self._spans[name].stop - self._spans[name].start for name in order}
         starts = list(accumulate((-(-sizes[name] // elements) * elements for name in order), initial=0))
         twin._spans = {name: slice(a, a + sizes[name]) for name, a in zip(order, starts, strict=False)}
         penalized = [twin._spans[name].stop for name in self.names if len(self._shapes[name]) >= 2]
-        twin.penalized, twin.averages = slice(0, max(penalized, default=0)), False
+        twin.penalized = slice(0, max(penalized, default=0))
+        twin.averages = False
         twin.buffer = np.zeros(starts[-1], self.buffer.dtype)
         twin._divide(starts[len(self.names)])
         return twin.with_averages(self.averages)
@@ -357,7 +360,8 @@ def selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMode
     A frozen weight that stays in its file becomes a constant, which is never copied.
     """
     graph, names = _selected(graph, trainable)
-    initializers, trained = template_of(graph.model).graph.initializers, set(names)
+    initializers = template_of(graph.model).graph.initializers
+    trained = set(names)
     in_files = [name for name in graph.parameters if is_in_file(initializers[name])]
     if not in_files:
         return graph, names
@@ -396,7 +400,8 @@ def _selected(graph: TrainableModel, trainable: Trainable) -> tuple[TrainableMod
     everything = isinstance(trainable, str) and trainable == "all"
     if graph.low_rank:
         # With low-rank adapters, train the factors and the other selected parameters; the adapted matrices stay frozen.
-        factors, changed = factors_of_matrices(graph.low_rank), {one.matrix for one in graph.low_rank}
+        factors = factors_of_matrices(graph.low_rank)
+        changed = {one.matrix for one in graph.low_rank}
         if graph.quantized:
             _require_floats(graph, [*factors], everything=False)
         if everything:

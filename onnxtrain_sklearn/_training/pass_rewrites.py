@@ -121,7 +121,8 @@ def return_before_reshapes(graph: ir.Graph, names: Collection[str]) -> None:
 
 def in_written_shapes(session: InferenceSession, gradients: Mapping[str, Array]) -> dict[str, Array]:
     """Return views of the ``gradients`` in the shapes of the session's outputs, if all sizes of a shape are known."""
-    shapes, found = {value.name: value.shape for value in session.get_outputs()}, {}
+    shapes = {value.name: value.shape for value in session.get_outputs()}
+    found = {}
     for name, array in gradients.items():
         shape, view = shapes[name], array
         if shape != [*array.shape] and fixed(shape):

@@ -61,7 +61,8 @@ class PassGraph:
         ``gradients`` and ``statistics`` map names to the arrays for the gradient of each parameter and the next value
         of each running statistic. ``inputs`` may name inputs that the graph does not have; they are ignored.
         """
-        session, next_names = self.session(threads), self.parts.graph.running_statistics
+        session = self.session(threads)
+        next_names = self.parts.graph.running_statistics
         written = {**outputs, **in_written_shapes(session, {f"{name}_grad": a for name, a in gradients.items()})}
         written |= {next_names[name]: array for name, array in statistics.items()}
         names = {value.name for value in session.get_inputs()}
@@ -85,7 +86,9 @@ def pass_graph(parts: PassParts, *, first: bool) -> PassGraph:
 
     With ``first``, for the first graph of a step, warn of settings that have no effect.
     """
-    settings, batch_size, dtype = parts.settings, parts.batch_size, parts.parameters.vector.dtype
+    settings = parts.settings
+    batch_size = parts.batch_size
+    dtype = parts.parameters.vector.dtype
     program = pass_program(parts)
     uniform = UniformNumbers(program.random, settings.seed)
     if first and settings.scheduled.dropout and FACTOR not in uniform.arrays:
@@ -139,11 +142,14 @@ class HostPasses:
         self.program = graph.program
 
         # Penalty, clipping and accumulation write all gradients after a pass, so all must be cleared before the next.
-        settings, parameters, lookups = parts.settings, parts.parameters, self.program.lookups
+        settings = parts.settings
+        parameters = parts.parameters
+        lookups = self.program.lookups
         rewritten = settings.accumulate > 1 or not {"penalty", "clipping"}.isdisjoint(parts.stages)
         self.row_sparse: dict[str, RowSparseGradient] = {}
         for name in dict.fromkeys(lookup.weight for lookup in lookups):
-            view, count = parameters.gradient_view(name), sum(one.count for one in lookups if one.weight == name)
+            view = parameters.gradient_view(name)
+            count = sum(one.count for one in lookups if one.weight == name)
             self.row_sparse[name] = RowSparseGradient(view.reshape(len(view), -1), count, rewritten=rewritten)
         lazy, optimizer = settings.lazy_rows, settings.optimizer
         # Whether an update may leave rows without gradient alone; `HostUpdates` decides it for each segment.
@@ -152,7 +158,8 @@ class HostPasses:
         )
         for product in self.program.products if lazy or may_leave_rows else ():
             if product.weight in parameters.names:
-                view, axis = parameters.gradient_view(product.weight), int(product.transposed)
+                view = parameters.gradient_view(product.weight)
+                axis = int(product.transposed)
                 least = max(LEAST_ROWS_PER_INDEX, LEAST_ELEMENTS_PER_INDEX // view.shape[1 - axis])
                 most = None if lazy else view.shape[axis] // least
                 gradient = RowSparseGradient(view, 0, rewritten=rewritten, axis=axis, most_indices=most)
@@ -206,7 +213,9 @@ class HostPass:
     def __init__(self, graph: PassGraph, row_sparse: Mapping[str, RowSparseGradient]) -> None:
         parts, program, buffers, uniform = graph.parts, graph.program, graph.buffers, graph.uniform
         parameters = parts.parameters
-        self.buffers, self._uniform, self._loss = buffers, uniform, np.zeros((), parameters.vector.dtype)
+        self.buffers = buffers
+        self._uniform = uniform
+        self._loss = np.zeros((), parameters.vector.dtype)
         self._weights = NormalizedWeights(buffers.sample_weight, program.weight_columns)
         at_labels = WeightsAtLabels(buffers.columns[TARGET], self._weights) if program.weights_at_labels else None
         products = [HostProduct(first, graph, row_sparse.get(first.weight)) for first in program.products]
@@ -276,10 +285,13 @@ class HostProduct:
 
     def __init__(self, first: FirstProduct, graph: PassGraph, row_sparse: RowSparseGradient | None) -> None:
         parts, name = graph.parts, first.weight
-        self.first, self._rows, self._row_sparse = first, graph.buffers.sparse[first.input], row_sparse
+        self.first = first
+        self._rows = graph.buffers.sparse[first.input]
+        self._row_sparse = row_sparse
         self.gradient: np.ndarray | None = None
         if name in parts.parameters.names:
-            self._matrix, self.gradient = parts.parameters.view(name), parts.parameters.gradient_view(name)
+            self._matrix = parts.parameters.view(name)
+            self.gradient = parts.parameters.gradient_view(name)
         else:
             frozen = parts.frozen[name] if name in parts.frozen else initial_value(parts.graph.model, name)
             self._matrix = np.ascontiguousarray(frozen)
@@ -352,7 +364,9 @@ class RowSparseGradient:
         self, values: np.ndarray, n_indices: int, *, rewritten: bool, axis: int = 0, most_indices: int | None = None
     ) -> None:
         self.values, self.n_indices, self._rewritten = values, n_indices, rewritten
-        self.axis, self.most_indices, self.n_rows = axis, most_indices, values.shape[axis]
+        self.axis = axis
+        self.most_indices = most_indices
+        self.n_rows = values.shape[axis]
         self._written: list[np.ndarray] = []
         self._occurring: list[np.ndarray] = []
         self._last = np.zeros(self.n_rows, np.int32)

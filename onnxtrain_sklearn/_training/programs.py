@@ -211,7 +211,8 @@ def _key(parts: PassParts) -> Hashable:
 
 
 def _key_of_gradient(parts: PassParts) -> tuple[Hashable, ...]:
-    parameters, statistics = parts.parameters, tuple(parts.graph.running_statistics.items())
+    parameters = parts.parameters
+    statistics = tuple(parts.graph.running_statistics.items())
     return (
         (parameters.names, parameters.running_statistics, statistics),
         (parts.settings.engine, parts.settings.checkpoint_activations),

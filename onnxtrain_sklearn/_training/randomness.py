@@ -114,7 +114,8 @@ def expose_dropout(model: ir.Model, *, scheduled: bool = False) -> list[ir.Value
         kept = op.GreaterOrEqual(uniform, op.Cast(ratio, to=ir.DataType.FLOAT))
         scale = op.Div(op.Cast(kept, to=op.dtype), op.Sub(1.0, op.Cast(ratio, to=op.dtype)))
         if mode is not None and constant(mode) is None:  # the graph computes the mode, so select mask or input
-            scale, kept = op.Where(mode, scale, 1.0), op.Or(kept, op.Not(mode))
+            scale = op.Where(mode, scale, 1.0)
+            kept = op.Or(kept, op.Not(mode))
         replace_node(op, node, [op.Mul(x, scale), kept])
     return _added_inputs(model, inputs if factor is None else [*inputs, factor])
 

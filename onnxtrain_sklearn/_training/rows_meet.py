@@ -149,7 +149,8 @@ def where_rows_meet_in_graph(graph: TrainableModel, options: Options, *, in_trai
         if statistics is not None:
             known[key] = node_label(statistics)
         else:
-            inputs, ends = [spec.name for spec in graph.inputs], [one.scores for one in graph.forms] or [graph.scores]
+            inputs = [spec.name for spec in graph.inputs]
+            ends = [one.scores for one in graph.forms] or [graph.scores]
             weights = {*graph.parameters, *graph.statistics}
             found = meeting_in(form, inputs, ends, graph.parameters, weights, options)
             known[key] = None if found is None else found.node
@@ -216,7 +217,8 @@ def _meet_in_trial(
         weights = {name: _numbers(rng, every[name], 0) for name in trained if name in every}
         swap_initializers(graph.graph, weights)  # a new model may have zeros, which hide everything upstream of them
         keep_outputs(graph, [value for value in graph.graph.outputs if value.name in ends], inputs=True)
-        content, device = to_proto(graph).SerializeToString(), devices.resolve_device()
+        content = to_proto(graph).SerializeToString()
+        device = devices.resolve_device()
         session = sessions.create_session(content, device, options=options)
         given = list(graph.graph.inputs)
         fixed = {v.name or "": _numbers(rng, v, 0) for v in given if v.name not in by_row}
@@ -414,7 +416,8 @@ def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
     if not settings.ignores or type(settings.loss) in LOSSES.values():
         return
     _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)  # raises for a loss that does not separate labels
-    name, advice = type(settings.loss).__name__, "Leave these rows out, or take a loss of single labels."
+    name = type(settings.loss).__name__
+    advice = "Leave these rows out, or take a loss of single labels."
     if rows_meet_in_loss(settings, dtype):
         raise ModelError(
             f"Rows meet in the loss {name}, and some labels or numbers of rows do not count (ignore_label, NaN): they "
@@ -432,7 +435,8 @@ def _labels_meet(settings: StepSettings, dtype: DType) -> bool:
     model, ends = _graph_of_loss(settings, dtype, TRIED_ROWS, of_pairs=False)
     model.graph.outputs.extend(value for value in ends if value not in model.graph.outputs)
     session = sessions.create_session(to_proto(model).SerializeToString(), devices.resolve_device())
-    names, width = [value.name or "" for value in ends], settings.n_columns
+    names = [value.name or "" for value in ends]
+    width = settings.n_columns
     if settings.n_scores % width:
         return True  # which scores belong to a number is not known
     times = settings.n_scores // width

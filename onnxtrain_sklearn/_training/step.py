@@ -168,7 +168,8 @@ class HostStep(OneProcess):
                 assert isinstance(settings.optimizer, Optimizer)
                 segments = bindings.segment_updates(settings.optimizer)
                 parts.optimizer_state.prepare(state_slots(settings.optimizer, parameters), parameters.vector.dtype)
-                lazy, penalized = settings.lazy_rows, "penalty" in parts.stages
+                lazy = settings.lazy_rows
+                penalized = "penalty" in parts.stages
                 self._updates = HostUpdates(
                     segments,
                     parameters,
@@ -284,7 +285,8 @@ def in_trainable_type(
         return graph
     if settings.engine == COMPILED:
         return as_float32(graph)
-    weights, plain = graph.weights(), replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
+    weights = graph.weights()
+    plain = replace(settings, accumulate=1, ema_decay=None, scheduled=Scheduled())
     trained = FlatParameters(
         {n: weights[n] for n in names}, graph.dtype, {n: weights[n] for n in graph.running_statistics}
     )

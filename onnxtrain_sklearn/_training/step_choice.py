@@ -115,7 +115,8 @@ def new_step(parts: StepParts, passes: int = 0, *, compiled: bool = False) -> Tr
         except (UnsupportedOperatorError, ImportError, OSError, RuntimeError):  # an unsupported graph, broken llvmlite
             if parts.settings.engine == COMPILED:
                 raise
-            step, kind = situation.session_step, StepKind(SESSION, ON_HOST, "the graph cannot be compiled")
+            step = situation.session_step
+            kind = StepKind(SESSION, ON_HOST, "the graph cannot be compiled")
     else:
         step = situation.session_step
     step.kind = kind

@@ -177,7 +177,9 @@ class Trainer:
         planned for ``max_iter`` epochs. Each call measures improvement anew, because losses of earlier calls may come
         from other data or another loss function.
         """
-        settings, history, progress = self._settings, self.history, self.history.progress
+        settings = self._settings
+        history = self.history
+        progress = self.history.progress
         steps = self.most_steps()
         # The bests to beat. With early stopping, a call that continues measures anew, on its own data, the weights that
         # it starts from. The validation loss is watched if there is one, else the score.
@@ -292,7 +294,8 @@ class Trainer:
             self.watcher.begin_epoch()
         resumed, self._resumed = self._resumed, None
         self._kept.begin_epoch(resumes=resumed is not None)
-        step, accumulate = self.history.progress.step, self._settings.accumulate
+        step = self.history.progress.step
+        accumulate = self._settings.accumulate
         self.part = part = EpochPart(step) if resumed is None else resumed
         after = None if self._step_hook is None else self._after_step
         skip = (step - part.steps_before) * accumulate
@@ -337,7 +340,9 @@ class Trainer:
         score = None if self._validate is None else self._validate()
         if score is not None and math.isnan(score):
             self._diverge()
-        settings, rate, now = self._settings, self.rates.learning_rate, time.perf_counter()
+        settings = self._settings
+        rate = self.rates.learning_rate
+        now = time.perf_counter()
         took, self._recorded = now - self._recorded, now
         self.history.add_epoch(
             loss,
@@ -372,7 +377,8 @@ class Trainer:
         The first one includes preparations. If it is short, they may be most of it: the second one decides.
         """
         self._announces = done < 2
-        settings, fits = self._settings, self._settings.planned_fits
+        settings = self._settings
+        fits = self._settings.planned_fits
         left = took * (settings.max_iter * fits - done)
         if left < LONG or (done < 2 and took < 1.0):
             return
@@ -563,7 +569,9 @@ class ScheduledRates:
 
     def warn_if_finished(self) -> None:
         """Warn once if the schedule has ended near a rate of 0, so that training on has practically no effect."""
-        history, schedule, progress = self._history, self._schedule, self._history.progress
+        history = self._history
+        schedule = self._schedule
+        progress = self._history.progress
         if history.warned_of_end or not schedule.finished(progress) or schedule.factor(progress) >= NEGLIGIBLE_FACTOR:
             return
         history.warned_of_end = True
@@ -597,7 +605,8 @@ def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.
     Growing rates show where training begins to learn and where it diverges. The steps change weights and state: the
     caller restores them.
     """
-    losses, remaining = np.full(len(rates), np.nan), iter(rates.tolist())
+    losses = np.full(len(rates), np.nan)
+    remaining = iter(rates.tolist())
     count = 0
     while count < len(rates):
         for _, loss in step.train(batches, lambda: Rates(next(remaining, 0.0))):

@@ -120,7 +120,9 @@ def formula_of(update: UpdateGraph) -> Formula | None:
     # Assign the temporaries. A temporary is free again after the last node that reads it; that node may overwrite it.
     last = {name: i for i, (_, operands, _) in enumerate(nodes) for name in operands}
     registers: dict[str, int | None] = {}
-    vectors, free, count = {"parameters", "gradients", *update.slots}, list[int](), 0
+    vectors = {"parameters", "gradients", *update.slots}
+    free = list[int]()
+    count = 0
     for i, (_, operands, result) in enumerate(nodes):
         released = {registers.get(name) for name in operands if last[name] == i}
         free += sorted(k for k in released if k is not None)
@@ -157,7 +159,8 @@ class NumpyUpdate:
         gradients: np.ndarray,
         scalars: Mapping[str, np.ndarray],
     ) -> None:
-        self.calls, self.block = list[Callable[[], object]](), min(TUNING.block, len(gradients))
+        self.calls = list[Callable[[], object]]()
+        self.block = min(TUNING.block, len(gradients))
         registers, dtype, size = formula.registers, gradients.dtype, TUNING.block
         temporaries = [np.empty(self.block, dtype) for _ in range(len(set(registers.values()) - {None}))]
         numbers = {name: np.zeros((), dtype) for name, place in registers.items() if place is None}
@@ -238,7 +241,8 @@ class CompiledUpdate:
         gradients: np.ndarray,
         scalars: Mapping[str, np.ndarray],
     ) -> None:
-        dtype, read = gradients.dtype, {name for _, operands, _ in formula.nodes for name in operands}
+        dtype = gradients.dtype
+        read = {name for _, operands, _ in formula.nodes for name in operands}
         long = {**vectors, "gradients": gradients}
         short = {name: array for name, array in {**formula.constants, **scalars}.items() if name in read}
         kind = ELEMENT_TYPES[dtype.char]
@@ -282,7 +286,9 @@ class _Lines:
     """The lines of a function in assembly language; values are named by numbers."""
 
     def __init__(self, element: str) -> None:
-        self.element, self.lines, self._count = element, list[str](), 0
+        self.element = element
+        self.lines = list[str]()
+        self._count = 0
 
     def value(self, expression: str) -> str:
         """Add a line that computes ``expression``; return the name of the value."""
@@ -297,7 +303,8 @@ class _Lines:
     def compute(self, node: tuple[str, tuple[str, ...], str], values: dict[str, str], width: int) -> None:
         """Add lines that compute a node; ``values`` maps operands to names, and gets the name of the result."""
         operator, operands, result = node
-        kind, given = self.kind(width), [values[name] for name in operands]
+        kind = self.kind(width)
+        given = [values[name] for name in operands]
         if operator == "Identity":
             values[result] = given[0]
         elif operator in INTRINSICS:
@@ -342,7 +349,8 @@ def loop_code(formula: Formula, vectors: Sequence[str], scalars: Sequence[str], 
         Names in the order of the addresses. Vectors for which the formula has a new value are updated in place.
     element : {"float", "double"}
     """
-    code, computed = _Lines(element), [node for node in formula.nodes if _is_scalar(formula, node)]
+    code = _Lines(element)
+    computed = [node for node in formula.nodes if _is_scalar(formula, node)]
     count = code.value("load i64, ptr %argument")
     places = {name: code.pointer(1 + i) for i, name in enumerate(vectors)}
     pointers = {name: code.pointer(1 + len(vectors) + i) for i, name in enumerate(scalars)}
@@ -368,7 +376,9 @@ def _add_loop(
     code: _Lines, formula: Formula, places: Mapping[str, str], scalars: Mapping[str, str], loop: _Loop
 ) -> None:
     """Add a loop over the elements at ``places``, which computes ``loop.width`` of them at a time."""
-    label, kind, size = loop.label, code.kind(loop.width), SIZES[code.element]
+    label = loop.label
+    kind = code.kind(loop.width)
+    size = SIZES[code.element]
     code.lines += [f"{label}:", f"  %{label}_i = phi i64 [{loop.start}, %{loop.before}], [%{label}_next, %{label}]"]
     at = {n: code.value(f"getelementptr {code.element}, ptr {p}, i64 %{label}_i") for n, p in places.items()}
     values = {**scalars, **{n: code.value(f"load {kind}, ptr {p}, align {size}") for n, p in at.items()}}

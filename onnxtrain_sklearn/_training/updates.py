@@ -91,7 +91,8 @@ def update_program(
     graph, products, formula = _graphs.get(key, made) if is_plain(optimizer) else made()
     rule = update_rule(optimizer, kind, fused=fused, scheduled=scheduled)
     moves = moves_without_gradient(optimizer)
-    slots, elementwise = slots_for(rule, parameter), optimizer.elementwise
+    slots = slots_for(rule, parameter)
+    elementwise = optimizer.elementwise
     return UpdateProgram(graph, slots, rule.scalars, elementwise, scheduled, formula, products, moves)
 
 
@@ -118,7 +119,8 @@ class SegmentUpdate:
     @cached_property
     def scalars(self) -> Callable[[Rates, int], Mapping[str, Any]]:
         """The function that returns the scalars of a step, given its rates and its number, counted from 1."""
-        found, factor = self.program.scalars, self.segment.factors.rate
+        found = self.program.scalars
+        factor = self.segment.factors.rate
         if self.program.scheduled:
             return lambda rates, t: found(float(rates.learning_rate * factor), t, rates.decay_factor)
         return lambda rates, t: found(float(rates.learning_rate * factor), t)
@@ -131,7 +133,9 @@ class SegmentUpdate:
         self, vector: np.ndarray, gradient: np.ndarray, state: Mapping[str, np.ndarray]
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the arrays that the graph updates, by name, and the gradients, all as views in the graph's shapes."""
-        part, parameter, slots = self.segment.part, self.segment.parameter, self.slots(state)
+        part = self.segment.part
+        parameter = self.segment.parameter
+        slots = self.slots(state)
         if parameter is None:
             return {name: array[part] for name, array in {"parameters": vector, **slots}.items()}, gradient[part]
         shape = (-1,) if self.program.elementwise else parameter.shape
@@ -177,14 +181,16 @@ class VectorBindings:
 
     def clipping(self, gradients: Array) -> Binding:
         """Bind the graph that clips the norm of ``gradients``, in place."""
-        limit, norm = np.array(self._settings.max_grad_norm, self.dtype), np.zeros((), self.dtype)
+        limit = np.array(self._settings.max_grad_norm, self.dtype)
+        norm = np.zeros((), self.dtype)
         inputs = {"gradients": gradients, "max_norm": self.place(limit)}
         outputs = {"new_gradients": gradients, "norm": self.place(norm)}
         return Binding(self._session(graph_bytes(clip_graph, self._kind)), inputs, outputs)
 
     def accumulation(self, gradients: Array, share: Array | None = None) -> dict[tuple[bool, bool], Binding]:
         """Bind the graphs that add up the gradients of a group of minibatches, by whether one is the first or last."""
-        total, found = self.place(np.zeros(self._size, self.dtype)), {}
+        total = self.place(np.zeros(self._size, self.dtype))
+        found = {}
         for first, last in ((True, False), (False, False), (False, True)):
             graph = graph_bytes(accumulation_graph, self._size, self._kind, first=first, last=last)
             inputs = {"gradients": gradients, **({} if first else {TOTAL: total})}
@@ -205,8 +211,11 @@ class VectorBindings:
 
     def segment_updates(self, optimizer: Optimizer) -> list[SegmentUpdate]:
         """Return the updates of all segments."""
-        settings, fused = self._settings, gradient_builder.has_gradient_builder()
-        updates, programs, sessions = [], dict[object, UpdateProgram](), dict[bytes, Callable[[], InferenceSession]]()
+        settings = self._settings
+        fused = gradient_builder.has_gradient_builder()
+        updates = []
+        programs = dict[object, UpdateProgram]()
+        sessions = dict[bytes, Callable[[], InferenceSession]]()
         for one in segments(self._parameters, settings.factors, optimizer):
             # Segments with equal weight decay share a program. A parameter that is updated by itself has its own.
             parameter = one.parameter or Parameter("parameters", self._parameters.vector.shape)
@@ -308,7 +317,9 @@ class HostUpdates:
 
     def _bound(self) -> list[ScalarGroup]:
         """Bind the updates of all segments."""
-        vector, gradient, groups = self._parameters.vector, self._parameters.gradient, dict[object, ScalarGroup]()
+        vector = self._parameters.vector
+        gradient = self._parameters.gradient
+        groups = dict[object, ScalarGroup]()
         for segment in self._segments:
             if segment.scalars_key not in groups:
                 names_and_types = segment.scalars(Rates(0.001), 1)  # at any rate
@@ -332,9 +343,11 @@ class HostUpdates:
         whole, program = segment.segment.part, segment.program
         # An update that is not elementwise reads the whole matrix.
         may_leave_rows = program.elementwise and not (program.moves_without_gradient or self._penalized)
-        found, start = list[tuple[slice, RowSparseGradient | None]](), whole.start
+        found = list[tuple[slice, RowSparseGradient | None]]()
+        start = whole.start
         for name in self._parameters.names:
-            gradient, span = self._row_sparse.get(name), self._parameters.span(name)
+            gradient = self._row_sparse.get(name)
+            span = self._parameters.span(name)
             if gradient is None or span.start < whole.start or whole.stop < span.stop:
                 continue
             if self._lazy:
@@ -355,7 +368,8 @@ def _vector_updates(
     one: SegmentUpdate, arrays: Mapping[str, np.ndarray], gradients: np.ndarray, scalars: Mapping[str, np.ndarray]
 ) -> list[VectorUpdate]:
     """Return the updates of a segment: one by NumPy or machine code if faster, else one by a session per piece."""
-    formula, tuning = one.program.formula, update_executors.TUNING
+    formula = one.program.formula
+    tuning = update_executors.TUNING
     if formula is not None and gradients.size > tuning.least_elements:
         return [formula_update(formula, arrays, gradients, scalars)]
     session = one.open_session()
@@ -414,13 +428,16 @@ class RowUpdate:
                 update.run()
             return
         # If all rows fit into one block, duplicates need not be removed, because all copies of a row are updated alike.
-        rows, step = self._gradient.occurring_rows(most_with_duplicates=self._size), -(-self._size // BLOCK_SIZES)
+        rows = self._gradient.occurring_rows(most_with_duplicates=self._size)
+        step = -(-self._size // BLOCK_SIZES)
         for start in range(0, len(rows), self._size):
             part = rows[start : start + self._size]
             count = min(self._size, -(-len(part) // step) * step)
             if count not in self._blocks:
                 # Make arrays for ``count`` rows, and bind the update to them.
-                axis, formula, values = self._gradient.axis, self._one.program.formula, self._gradient.values
+                axis = self._gradient.axis
+                formula = self._one.program.formula
+                values = self._gradient.values
                 shape = (count, self._width) if axis == 0 else (self._width, count)
                 arrays = {name: np.zeros(shape, values.dtype) for name in self._matrices}
                 flat = {name: array.ravel() for name, array in arrays.items()}
@@ -541,7 +558,9 @@ class HostAverage:
         self, bindings: VectorBindings, parameters: FlatParameters, optimizer_state: OptimizerState, decay: float
     ) -> None:
         assert parameters.average is not None
-        self._optimizer_state, self._decay, self._weight = optimizer_state, decay, np.zeros((), bindings.dtype)
+        self._optimizer_state = optimizer_state
+        self._decay = decay
+        self._weight = np.zeros((), bindings.dtype)
         self._binding = bindings.average(parameters.average, parameters.vector, self._weight)
 
     def run(self, rates: Rates, t: int) -> None:
@@ -603,7 +622,8 @@ def penalty_graph(size: int, kind: ir.DataType, engine: str, *, absolute: bool) 
 
     Its further inputs are ``strength`` and the factors :data:`SQUARES` and, if ``absolute``, :data:`ABSOLUTES`.
     """
-    weights, names = ir.val("weights", kind, (size,)), ("strength", SQUARES, ABSOLUTES)
+    weights = ir.val("weights", kind, (size,))
+    names = ("strength", SQUARES, ABSOLUTES)
     strength, squares, *absolutes = (ir.val(name, kind, ()) for name in (names if absolute else names[:2]))
     op = new_graph([weights, strength, squares, *absolutes], kind, "penalty")
     value = op.Mul(weighted_penalty(op, weights, squares, absolutes[0] if absolutes else None), strength)

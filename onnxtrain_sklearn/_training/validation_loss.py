@@ -55,7 +55,8 @@ class ScoreLoss:
         suits = shape[0] == present if self.rows_meet else shape[0] <= present
         if shape[1:] != self._shape[1:] or not suits:
             graph = to_proto(score_loss_graph(self._settings, shape, self._dtype)).SerializeToString()
-            self._session, self._shape = sessions.create_session(graph, devices.resolve_device()), shape
+            self._session = sessions.create_session(graph, devices.resolve_device())
+            self._shape = shape
 
     def _piece(self, scores: np.ndarray, y: np.ndarray, weights: np.ndarray) -> float:
         """Return the mean loss of a piece of rows; unless rows meet, rows of weight zero fill the piece up."""

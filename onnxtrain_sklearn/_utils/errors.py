@@ -93,7 +93,8 @@ def require_memory(size: int, what: str, copies: int = ROOM) -> None:
         return
     import resource
 
-    limit, needed = resource.getrlimit(resource.RLIMIT_AS)[0], copies * size + RESERVE
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    needed = copies * size + RESERVE
     if limit == resource.RLIM_INFINITY:
         return
     try:

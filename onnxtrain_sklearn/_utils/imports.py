@@ -83,7 +83,8 @@ def import_onnx_ir() -> None:
     """Import onnx-ir; without SymPy, unless that or onnx-ir has been imported already."""
     if SYMPY in sys.modules or "onnx_ir" in sys.modules:
         return
-    substitute, statement = _Substitute(SYMPY), builtins.__import__
+    substitute = _Substitute(SYMPY)
+    statement = builtins.__import__
 
     def without_sympy(
         name: str,

@@ -322,7 +322,8 @@ class TaskContext:
     ) -> None:
         self._callbacks, self._children = callbacks, 0
         self.estimator_name, self.task_name, self.max_subtasks = estimator_name, task_name, max_subtasks
-        self.parent, self.task_id = parent, 0 if parent is None else parent._children
+        self.parent = parent
+        self.task_id = 0 if parent is None else parent._children
         self.root_uuid: uuid.UUID = uuid.uuid4() if parent is None else parent.root_uuid
         self.init_time = datetime.now(timezone.utc)
         self.sequential_subtasks = True

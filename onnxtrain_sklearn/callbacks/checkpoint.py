@@ -138,7 +138,9 @@ class Checkpoint(Callback):
     def _find(self, training: TrainingInProgress) -> None:
         """Resume from the latest file of this call, if there is one."""
         # The names of the files of this call begin with its key.
-        folder, memory, key = Path(self.path), training.memory(self), training.identity()
+        folder = Path(self.path)
+        memory = training.memory(self)
+        key = training.identity()
         folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(folder, key)
         earlier = [name for name in memory.get("files", []) if not name.startswith(key)]
@@ -149,7 +151,8 @@ class Checkpoint(Callback):
 
     def _store(self, training: TrainingInProgress) -> None:
         """Write a file for the last epoch, if it is due."""
-        epoch, last = training.row["epoch"], training.ended or training.epochs_done == training.max_iter
+        epoch = training.row["epoch"]
+        last = training.ended or training.epochs_done == training.max_iter
         # The last epoch is always written: a repeated call then trains nothing.
         if last or not epoch % self.every:
             self._write(training)

@@ -148,7 +148,8 @@ class EarlyStopping(Callback):
 
     def after_epoch(self, training: TrainingInProgress) -> bool:
         lower = self.mode == "min" or (self.mode == "auto" and self.monitor in LOWER_IS_BETTER)
-        memory, value = training.memory(self), measured(training, self.monitor)
+        memory = training.memory(self)
+        value = measured(training, self.monitor)
         signed = -value if lower else value
         gain = signed - memory.get("gain", -math.inf)
         if gain > self.min_delta:  # False for NaN, which does not count as an improvement

@@ -62,7 +62,8 @@ class WeightAveraging(Callback):
         if training.one_epoch or beyond < 1 or (beyond - 1) % self.every:
             return
         # Average in float64: in float32, a mean of many vectors would lose the digits in which the last epochs differ.
-        memory, vector = training.memory(self), training.parameters.vector.astype(np.float64)
+        memory = training.memory(self)
+        vector = training.parameters.vector.astype(np.float64)
         count = memory.get("count", 0) + 1
         mean = memory.get("mean", vector)
         memory.update(count=count, mean=mean + (vector - mean) / count)

@@ -73,7 +73,10 @@ class _WithLoss(TrainingBlock):
 
     def __init__(self, loss: Block, names: Sequence[str] | None, further: Sequence[str], engine: str) -> None:
         super().__init__()
-        self._loss, self._names, self._further, self.engine = loss, names, tuple(further), engine
+        self._loss = loss
+        self._names = names
+        self._further = tuple(further)
+        self.engine = engine
 
     def build(self, *outputs: str) -> Any:
         found = self._loss(*(self._names or outputs))

@@ -109,7 +109,8 @@ def _adam(
     rate: ir.Value,
     count: ir.Value,
 ) -> list[ir.Value]:
-    w, decay = one.weight, settings.get("weight_decay", settings.get("lambda", 0.0))
+    w = one.weight
+    decay = settings.get("weight_decay", settings.get("lambda", 0.0))
     alpha, beta = settings["alpha"], settings["beta"]
     first = _moving_average(op, one.moments[0], gradient, alpha)
     second = _moving_average(op, one.moments[1], op.Mul(gradient, gradient), beta)

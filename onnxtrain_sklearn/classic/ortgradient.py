@@ -215,7 +215,8 @@ class OrtGradientForwardBackward:
 
     def _create_onnx_graphs(self) -> type[OrtGradientForwardBackwardFunction]:
         """Return the class that runs the graph, with its sessions and names as attributes."""
-        weights, names = self.weights_to_train, [*self.input_names, *self.weights_to_train]
+        weights = self.weights_to_train
+        names = [*self.input_names, *self.weights_to_train]
         model = load(self.onnx_model)
         # The forward graph alone, with the weights as inputs, for passes without a backward pass.
         evaluated = model.clone()
@@ -656,7 +657,9 @@ class TwoSessions:
         run_options: object,
     ) -> None:
         forward, backward, activations = split(model, outputs)
-        self._inputs, self._gradients, self._count = list(inputs), list(gradients), len(outputs)
+        self._inputs = list(inputs)
+        self._gradients = list(gradients)
+        self._count = len(outputs)
         self._seeds = [f"{name}_grad" for name in outputs if f"{name}_grad" in {v.name for v in model.graph.inputs}]
         self._forward_outputs = list(dict.fromkeys([*outputs, *activations]))
         self._read = {v.name for v in forward.graph.inputs}, {v.name for v in backward.graph.inputs}

@@ -663,7 +663,8 @@ class TrainingState:
     def load(self, given: Mapping[str, Any], *, strict: bool) -> None:
         """Load a state of :meth:`all_arrays`; ``strict`` raises for missing or unknown names."""
         current = self.all_arrays()
-        missing, unknown = current.keys() - given.keys(), given.keys() - current.keys()
+        missing = current.keys() - given.keys()
+        unknown = given.keys() - current.keys()
         if strict and (missing or unknown):
             raise ModelError(f"The state does not fit: missing {sorted(missing)}, unknown {sorted(unknown)}.")
         # All arrays are checked before one is set: a state that does not fit leaves the session as it was.
@@ -816,6 +817,8 @@ def _with_update(model: ir.Model, parameters: TrainingParameters, state: Trainin
     for name, results in emit_updates(op, parameters, updates).items():
         for end, value in zip(("", *(f"{moment}_" for moment in MOMENTS)), results, strict=False):
             weight = updates[name].weight
-            value.name, value.type, value.shape = f"New_{end}{name}", weight.type, weight.shape
+            value.name = f"New_{end}{name}"
+            value.type = weight.type
+            value.shape = weight.shape
             graph.outputs.append(value)
     return model

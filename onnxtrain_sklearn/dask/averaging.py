@@ -138,7 +138,8 @@ class LocalSGD(Component):
 def weighted_mean(arrays: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
     """Return the mean of arrays of the shards in float64; that of one, or of equal ones, is exact."""
     first = np.asarray(arrays[0], np.float64)
-    total, change = float(sum(weights)), np.zeros_like(first)
+    total = float(sum(weights))
+    change = np.zeros_like(first)
     for array, weight in zip(arrays[1:], weights[1:], strict=True):
         change += (array - first) * (weight / total)
     return first + change

@@ -163,7 +163,8 @@ class _Fetched:
     """The results of futures, fetched by a thread: a gather of ``distributed`` cannot be given up."""
 
     def __init__(self, client: Any, futures: list[Future]) -> None:
-        self.ready, self.results = threading.Event(), list[Any]()
+        self.ready = threading.Event()
+        self.results = list[Any]()
         self.error: BaseException | None = None
         threading.Thread(target=self._fetch, args=(client, futures), daemon=True).start()
 
@@ -188,7 +189,9 @@ class _Watch:
     """
 
     def __init__(self, client: Any, futures: Sequence[Future] = ()) -> None:
-        self._client, self._keys, self._stopped = client, [one.key for one in futures], threading.Event()
+        self._client = client
+        self._keys = [one.key for one in futures]
+        self._stopped = threading.Event()
         self.workers: dict[str, str] = {}
         self.deaths_of_memory = [0] * len(futures)
         self._before: float | None = None  # the time of the last death by full memory before this call
@@ -223,7 +226,9 @@ class _Watch:
             # Nested, so that it is sent as code: the scheduler may lack this package.
             found = []
             for key in keys:
-                worst, seen, waiting = 0, set(), [dask_scheduler.tasks.get(key)]
+                worst = 0
+                seen = set()
+                waiting = [dask_scheduler.tasks.get(key)]
                 while waiting:
                     task = waiting.pop()
                     if task is None or task in seen or task.state == "memory":
@@ -242,7 +247,8 @@ class _Watch:
         """Return why no task will be finished; None while there is hope."""
         if self._client.status in ("closed", "closing"):
             return "the client was closed."
-        now, for_seconds = time.monotonic(), f"for {PATIENCE:.0f} seconds"
+        now = time.monotonic()
+        for_seconds = f"for {PATIENCE:.0f} seconds"
         if self._client.status != "running":
             return f"the scheduler has not been reached {for_seconds}." if now - self._hopeful >= PATIENCE else None
         if now - self._replied >= SILENCE:

@@ -134,7 +134,8 @@ is an error after 20 seconds anyway.""", (POSITIVE, None)))
         _require_minibatches(local, validation)
         averaging = LocalSGD() if self.averaging is None else self.averaging
         check_parameters(averaging, averaging.valid)
-        config, task = TrainingConfig.of(local), local._output_task()
+        config = TrainingConfig.of(local)
+        task = local._output_task()
         known = None
         if task.classifies:
             is_graph = resolve_builder(local.model) is None and not hasattr(local.model, "fit")
@@ -489,7 +490,8 @@ class DaskOrtGradientRegressor(OnCluster, OrtGradientRegressor):
         errors: Any = 0.0
         moments = Moments()
         for own, of_targets in _of_partitions(self, X, y, sample_weight, _squared_errors):
-            errors, moments = errors + own, moments.merge(of_targets)
+            errors = errors + own
+            moments = moments.merge(of_targets)
         spread = moments.deviation**2 * moments.weight
         varies = spread > 0
         return float(np.mean(np.where(varies, 1 - errors / np.where(varies, spread, 1), errors == 0)))

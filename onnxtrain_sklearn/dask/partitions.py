@@ -44,7 +44,9 @@ T = TypeVar("T")
 LEAST_PARTITION = 2**16
 """Rows of a partition that is read from files, at least: small row groups are read together."""
 
-WINDOW_BYTES, WINDOW_ROWS, WINDOW_MINIBATCHES = 2**26, 2**18, 8
+WINDOW_BYTES = 2**26
+WINDOW_ROWS = 2**18
+WINDOW_MINIBATCHES = 8
 """The size of a window: bytes and rows at most, but so many minibatches at least.
 
 A round needs one window of each shard in memory, and rows are shuffled within windows.
@@ -97,7 +99,9 @@ class Table:
 
     def sample(self, output_task: OutputTask, facts: Sequence[Facts]) -> list[tuple[str, Part]]:
         """Return all rows, or about ``SAMPLE_ROWS`` that count, evenly spaced in evenly spaced partitions."""
-        chosen, total, stride = [i for i, one in enumerate(facts) if one.n_rows], sum(one.n_rows for one in facts), 0
+        chosen = [i for i, one in enumerate(facts) if one.n_rows]
+        total = sum(one.n_rows for one in facts)
+        stride = 0
         if total > SAMPLE_ROWS:
             chosen = [i for i in chosen if facts[i].n_counted]
             spaced = np.linspace(0, len(chosen) - 1, min(len(chosen), SAMPLE_BLOCKS)).round().astype(int)
@@ -189,7 +193,8 @@ def _joined(X: Any, y: Any, weights: Any, target: Any, weight: str | None, names
         X = X.drop(columns=[*names, *([] if weight is None else [weight])])
     elif weight is not None:
         weights, X = X[weight], X.drop(columns=[weight])
-    y, weights = np.asarray(y), None if weights is None else np.asarray(weights)
+    y = np.asarray(y)
+    weights = None if weights is None else np.asarray(weights)
     counts = {"X": _length(X), "y": len(y)} | ({} if weights is None else {"sample_weight": len(weights)})
     if len(set(counts.values())) > 1:
         raise ValueError(f"{place}: X, y and sample_weight have different numbers of rows: {counts}.")
@@ -244,7 +249,8 @@ def _facts(part: Part, output_task: OutputTask, classes: Classes, with_content: 
         content = tokenize(X, y, weights)
     if not len(y):
         return Facts(0, content=content)
-    known, own = Stream(None, [], 0, 0, np.random.RandomState(0)), list[LabelCounts]()
+    known = Stream(None, [], 0, 0, np.random.RandomState(0))
+    own = list[LabelCounts]()
     try:
         counted = int(np.count_nonzero(mask_of_rows(output_task, y, weights)))
         add_targets(known, output_task, y, weights, classes, own, trains=counted > 0)

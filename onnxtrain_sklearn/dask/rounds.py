@@ -165,7 +165,9 @@ def train_shard(job: Job, shard: ShardState, part: EpochPart, rates: Sequence[Ra
     """Train a shard for the steps of a round; it ends early with a loss that is not finite."""
     weights, losses = list[float](), list[float]()
     with job.prepared() as prepared:
-        state, step, accumulate = prepared.state, prepared.step, prepared.settings.accumulate
+        state = prepared.state
+        step = prepared.step
+        accumulate = prepared.settings.accumulate
         state.parameters.buffer[...] = shard.buffer
         for name, slot in shard.slots.items():
             state.optimizer_state.slots[name][...] = slot
@@ -388,7 +390,8 @@ class ClusterStep:
 
     def _fresh(self) -> list[ShardState]:
         """Return shards that go on from the optimizer's state on the client."""
-        one, buffer = self.optimizer_state, self.parameters.buffer
+        one = self.optimizer_state
+        buffer = self.parameters.buffer
         slots = {name: slot.copy() for name, slot in one.slots.items()}
         return [ShardState(buffer, slots, one.t, one.draws + i * MASKS, one.averaged) for i in range(len(self.windows))]
 
@@ -412,7 +415,9 @@ class ClusterStep:
         for turn, (start, stop) in product(range(len(begun[0])), pairwise(ends)):
             self.round += 1
             rates = [next_rates() for _ in range(start, stop)]
-            asked, chosen, places = list[Future](), list[int](), list[str]()
+            asked = list[Future]()
+            chosen = list[int]()
+            places = list[str]()
             for shard, order in enumerate(begun):
                 window, steps, part = order[turn]
                 if start < steps:
@@ -432,9 +437,12 @@ class ClusterStep:
 
     def _begin_epoch(self, shard: int) -> list[tuple[int, int, EpochPart]]:
         """Draw the order of the windows of a shard; return each with its steps and the generator of its rows."""
-        steps, batches, rng = self.batches.steps_of(shard), self.batches, self._generators[shard]
+        steps = self.batches.steps_of(shard)
+        batches = self.batches
+        rng = self._generators[shard]
         whole = len(steps) == 1
-        order, states = list(range(len(steps))), list[RandomState | None]([None] * len(steps))
+        order = list(range(len(steps)))
+        states = list[RandomState | None]([None] * len(steps))
         if batches.shuffle and whole:
             states = [rng.get_state(legacy=False)]  # the task returns the generator after the shuffle
         elif batches.shuffle:
@@ -462,8 +470,10 @@ class ClusterStep:
 
     def _average(self, chosen: Sequence[int], results: Sequence[ShardResult]) -> None:
         """Move the common weights, and keep the states of the shards."""
-        parameters, shares = self.parameters, [float(one.weights.sum()) or 1e-300 for one in results]
-        start, end = parameters.vector.astype(np.float64), len(parameters.vector)
+        parameters = self.parameters
+        shares = [float(one.weights.sum()) or 1e-300 for one in results]
+        start = parameters.vector.astype(np.float64)
+        end = len(parameters.vector)
         mean = weighted_mean([one.state.buffer for one in results], shares)
         vector, self._velocity = outer_step(self.averaging, start, mean[:end], self._velocity)
         parameters.buffer[end:] = mean[end:]
@@ -514,7 +524,8 @@ class ClusterStep:
             slots = {name: np.array(slot) for name, slot in one["slots"].items()}
             self._shards[i] = ShardState(self.parameters.buffer, slots, one["t"], one["draws"], one["averaged"])
             self._generators[i].set_state(one["rng"])
-        self._velocity, self.round = velocity.copy(), int(stored["round"])
+        self._velocity = velocity.copy()
+        self.round = int(stored["round"])
 
 
 def _mean_losses(results: Sequence[ShardResult]) -> Iterator[tuple[float, float]]:

@@ -184,7 +184,9 @@ def _graph_of_file(model: onnx.ModelProto | bytes | str | os.PathLike[str]) -> t
     """Return the graph, and the parameters that an estimator would train for any of its outputs."""
     # Of a regressor, as it takes outputs of any content. An output that cannot be trained marks no parameter, unless no
     # output can be.
-    graph, trained, refused = load(model).graph, set[str](), None
+    graph = load(model).graph
+    trained = set[str]()
+    refused = None
     for output in [v.name for v in graph.outputs] if len(graph.outputs) > 1 else [None]:
         try:
             trained.update(

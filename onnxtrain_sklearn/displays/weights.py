@@ -104,7 +104,8 @@ class WeightsDisplay:
         height = 1.2 + 0.3 * len(self.weights)
         self.ax_ = new_axes(1, (6.4, height))[0] if ax is None else given_axes(ax, 1, "the weights")[0]
         self.figure_ = self.ax_.figure
-        places, quantiles = np.arange(len(self.weights)), np.zeros((len(self.weights), 5))
+        places = np.arange(len(self.weights))
+        quantiles = np.zeros((len(self.weights), 5))
         for i, array in enumerate(self.weights.values()):
             if array.size:
                 quantiles[i] = np.quantile(np.asarray(array, np.float64).ravel(), [0, 0.25, 0.5, 0.75, 1])
@@ -267,7 +268,8 @@ class GradientDisplay:
         GradientDisplay
             The display itself, with ``axes_``, ``figure_`` and ``meshes_``.
         """
-        panels, layers = len(self.norms), max(map(len, self.norms))
+        panels = len(self.norms)
+        layers = max(map(len, self.norms))
         size = (6.4, panels * (1.2 + 0.3 * layers))
         self.axes_ = new_axes(panels, size) if ax is None else given_axes(ax, panels, "the norms of each network")
         self.figure_ = self.axes_[0].figure

@@ -73,7 +73,8 @@ class LogLoss(LikelihoodLoss):
         return op.Sub(op.Softplus(scores), op.Mul(scores, y))
 
     def of_labels(self, op: GraphBuilder, scores: ir.Value, labels: ir.Value) -> ir.Value:
-        log_p, share = op.LogSoftmax(scores, axis=-1), float(self.label_smoothing)
+        log_p = op.LogSoftmax(scores, axis=-1)
+        share = float(self.label_smoothing)
         loss = op.Neg(op.GatherElements(log_p, op.Unsqueeze(labels, axes=[1]), axis=1))
         if not share:
             return loss

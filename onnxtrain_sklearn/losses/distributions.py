@@ -327,7 +327,8 @@ def _stirling_rest(op: GraphBuilder, z: ir.Value) -> ir.Value:
     for _ in range(5):
         above = op.Add(small, 1.0)
         step = op.Sub(op.Mul(op.Add(small, 0.5), op.Log(op.Div(above, small))), 1.0)
-        steps, small = step if steps is None else op.Add(steps, step), above
+        steps = step if steps is None else op.Add(steps, step)
+        small = above
     assert steps is not None
     return op.Where(op.Less(first, 5.0), op.Add(steps, series(small)), series(op.Max(z, 5.0)))
 
@@ -373,7 +374,8 @@ class Quantiles(RegressionLoss):
     def values(self, op: GraphBuilder, scores: ir.Value) -> list[ir.Value]:
         """Emit the quantiles of each target, (N, k) each, in increasing order."""
         levels = [float(level) for level in self.quantiles]
-        middle, (median, *steps) = levels.index(0.5), blocks(op, scores, len(levels))
+        middle = levels.index(0.5)
+        median, *steps = blocks(op, scores, len(levels))
         below, above = [median], [median]
         for step in reversed(steps[:middle]):
             below.append(op.Sub(below[-1], op.Softplus(step)))

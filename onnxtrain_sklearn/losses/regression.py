@@ -159,7 +159,8 @@ class Elastic(RegressionLoss):
         self.l1_ratio = l1_ratio
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: ir.Value, link: Link) -> ir.Value:
-        residual, l1_ratio = op.Sub(scores, y), float(self.l1_ratio)
+        residual = op.Sub(scores, y)
+        l1_ratio = float(self.l1_ratio)
         squares = op.Mul(op.Mul(residual, residual), 1.0 - l1_ratio)
         return op.Add(op.Mul(op.Abs(residual), l1_ratio), squares)
 

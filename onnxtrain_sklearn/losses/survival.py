@@ -89,7 +89,8 @@ class Cox(Loss):
 
     def __call__(self, op: GraphBuilder, scores: ir.Value, y: Any, link: Link) -> ir.Value:
         n = int(str((op.shape(scores) or (0,))[0]))
-        time, event = y["time"], op.Unsqueeze(y["event"], axes=[1])
+        time = y["time"]
+        event = op.Unsqueeze(y["event"], axes=[1])
         own, other = op.Unsqueeze(time, axes=[1]), op.Unsqueeze(time, axes=[0])
         log_weight = op.Log(op.Max(op.Reshape(y["sample_weight"], [1, n]), 1e-30))
         hazard = op.Add(op.Reshape(scores, [1, n]), log_weight)

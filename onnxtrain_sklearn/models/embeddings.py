@@ -123,7 +123,8 @@ class Embedded(BaseBuilder):
         for keyword, data in (("X", X), ("y", y), ("sample_weight", sample_weight)):
             require_in_memory(data, keyword)
         rng = check_random_state(random_state)
-        rows, seed = None if X is None else dense_rows(X), rng.randint(2**31 - 1)
+        rows = None if X is None else dense_rows(X)
+        seed = rng.randint(2**31 - 1)
 
         def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:  # again where the builder's graph is of another opset
             return self._emit(op, x, n_features, np.random.RandomState(seed), rows)
@@ -318,7 +319,8 @@ class PeriodicEmbedding(_OwnEmbedding):
             )
 
     def drawn(self, n_features: int, random_state: np.random.RandomState, X: np.ndarray | None) -> DrawnColumns:
-        inner, bound = self.size - ("d" in self.form), self.n_frequencies**-0.5
+        inner = self.size - ("d" in self.form)
+        bound = self.n_frequencies**-0.5
         shape = (n_features, 1, self.n_frequencies if "b" in self.form else self.n_frequencies // 2)
         # "pbld" has a cosine with a phase for each frequency, the other forms a cosine and a sine: half as many draws.
         weights = {"frequencies": random_state.normal(0.0, self.scale, shape)}
@@ -410,7 +412,8 @@ class PiecewiseLinearEmbedding(_OwnEmbedding):
                 "PiecewiseLinearEmbedding takes its bins from quantiles of the training data: build needs X, the rows "
                 "to train on, which the estimators pass."
             )
-        bound, edges = self.size**-0.5, quantile_edges(X, self.n_bins)
+        bound = self.size**-0.5
+        edges = quantile_edges(X, self.n_bins)
         bins = max(len(cut) - 1 for cut in edges) or 1
         weights = {"weight": np.zeros((n_features, bins, self.size))}
         weights |= {name: random_state.uniform(-bound, bound, (n_features, self.size)) for name in ("slope", "bias")}

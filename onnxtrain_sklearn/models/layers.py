@@ -418,8 +418,10 @@ class MLP(BaseBuilder):
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None
     ) -> dict[str, np.ndarray]:
         self.validate()
-        rng, draw = check_random_state(random_state), INITIALIZATIONS[self.initialization]
-        sizes, drawn = [n_features, *layer_sizes(self.hidden_layer_sizes)], {}
+        rng = check_random_state(random_state)
+        draw = INITIALIZATIONS[self.initialization]
+        sizes = [n_features, *layer_sizes(self.hidden_layer_sizes)]
+        drawn = {}
         for i, (n_in, n_out) in enumerate(pairwise(sizes)):
             drawn[f"layers.{i}.weight"] = draw(rng, n_in, n_out)
             if self.residual and n_in != n_out:

@@ -177,7 +177,8 @@ class RealMLP(BaseBuilder):
     ) -> Draft:
         self.validate()
         rng = check_random_state(random_state)
-        task, rows = task_of(y), None if X is None else some_rows(X, rng)
+        task = task_of(y)
+        rows = None if X is None else some_rows(X, rng)
         table = coded_table(n_features, self.categories, self._max_one_hot())
         columns = self._columns(table, rng, rows)
         first = {**columns.weights, "scale": np.ones(columns.width, np.float32)}
@@ -215,7 +216,8 @@ class RealMLP(BaseBuilder):
         self, n_features: int, n_outputs: int, columns: DrawnColumns, weights: Mapping[str, np.ndarray], task: str
     ) -> onnx.ModelProto:
         graph, op, x = empty_graph(n_features)
-        h, hidden = _scaled_columns(op, x, columns, weights), []
+        h = _scaled_columns(op, x, columns, weights)
+        hidden = []
         count = len(layer_sizes(self.hidden_layer_sizes))
         for i in range(count):
             h = _hidden(op, h, f"layers.{i}", weights, self._activation(task))
@@ -377,8 +379,10 @@ class TabM(BaseBuilder):
         y: np.ndarray | None = None,
     ) -> Draft:
         self.validate()
-        rng, rows = check_random_state(random_state), None if X is None else dense_rows(X)
-        table, outputs = coded_table(n_features, self.categories), outputs_inside(n_outputs, task_of(y))
+        rng = check_random_state(random_state)
+        rows = None if X is None else dense_rows(X)
+        table = coded_table(n_features, self.categories)
+        outputs = outputs_inside(n_outputs, task_of(y))
         columns = self._columns(table, rng, rows)
         r = self._first_vectors(table, columns.width, rng)
         weights = {**columns.weights, **({"input_weight": r} if self.mini else {})}
@@ -428,8 +432,10 @@ class TabM(BaseBuilder):
 
     def _first_vectors(self, table: CodedTable, width: int, rng: np.random.RandomState) -> np.ndarray:
         """Return the vectors r of the first layer, equal for all that a column of the table becomes."""
-        n_numbers, sizes = len(table.numbers), [size for _, size in table.indicators]
-        embedding, embedded_width = self._embedding() if n_numbers else None, width - sum(sizes)
+        n_numbers = len(table.numbers)
+        sizes = [size for _, size in table.indicators]
+        embedding = self._embedding() if n_numbers else None
+        embedded_width = width - sum(sizes)
         source = np.arange(n_numbers) if embedding is None else embedding.sources(n_numbers, embedded_width)
         # A column of the table has one number for each member, however many columns of the layer it becomes.
         source = np.concatenate([source, n_numbers + np.repeat(np.arange(len(sizes)), sizes)]).astype(int)
@@ -506,7 +512,8 @@ def numeric_columns(
 def category_vectors(columns: Sequence[tuple[int, int]], size: int, rng: np.random.RandomState) -> DrawnColumns:
     """Return a trained vector of ``size`` numbers for each code, side by side."""
     places, counts = (np.array(part, np.int64) for part in zip(*columns, strict=True))
-    vectors, width = rng.normal(size=(counts.sum(), size)).astype(np.float32), len(columns) * size
+    vectors = rng.normal(size=(counts.sum(), size)).astype(np.float32)
+    width = len(columns) * size
 
     def emit(op: GraphBuilder, x: ir.Value) -> ir.Value:
         codes = op.Gather(x, places, axis=1)
@@ -622,7 +629,8 @@ def _scaled_columns(
 
 def _hidden(op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.ndarray], activation: str) -> ir.Value:
     """Emit a hidden layer, with a parametric activation where it has a weight of this name."""
-    h, own = _scaled_gemm(op, h, name, weights), f"{name}.activation"
+    h = _scaled_gemm(op, h, name, weights)
+    own = f"{name}.activation"
     deviation = DEVIATIONS[activation](op, h) if activation in DEVIATIONS else None
     if own not in weights:
         return ACTIVATIONS[activation](op, h) if deviation is None else op.Add(h, deviation)

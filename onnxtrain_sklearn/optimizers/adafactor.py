@@ -107,7 +107,8 @@ class Adafactor(Optimizer):
             rows = averaged("row_squares", op.ReduceMean(squares, axes=[-1], keepdims=True))
             columns = averaged("column_squares", op.ReduceMean(squares, axes=[-2], keepdims=True))
             mean = op.Max(op.ReduceMean(rows, axes=[-2], keepdims=True), least)
-            new, variance = {"row_squares": rows, "column_squares": columns}, op.Div(op.Mul(rows, columns), mean)
+            new = {"row_squares": rows, "column_squares": columns}
+            variance = op.Div(op.Mul(rows, columns), mean)
         # the square of a tiny ε₁ is zero in float32, and the step of a gradient of zero would be 0 / 0
         least_variance = max(least * least, float(np.finfo(op.dtype.numpy()).tiny))
         u = op.Div(g, op.Sqrt(op.Max(variance, least_variance)))

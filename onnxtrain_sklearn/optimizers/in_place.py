@@ -85,7 +85,8 @@ def update_graph(
     elif parameter is None:
         raise ModelError(f"{author} is not elementwise: its graph depends on the shape of a parameter, which is None.")
     rule = update_rule(optimizer, dtype, fused=fused, scheduled=scheduled)
-    slots, scalars_of_step = slots_for(rule, parameter), rule.scalars(0.001, 1)
+    slots = slots_for(rule, parameter)
+    scalars_of_step = rule.scalars(0.001, 1)
     shapes = {"parameters": parameter.shape, "gradients": parameter.shape} | {n: s.shape for n, s in slots.items()}
     arrays = {name: ir.val(name, dtype, shape) for name, shape in shapes.items()}
     scalars = {k: ir.val(k, ir.DataType.INT64 if isinstance(x, int) else dtype, ()) for k, x in scalars_of_step.items()}
@@ -108,7 +109,9 @@ def update_graph(
     returned = [emitted[0], *emitted[1].values()]
     new = [value if value.producer() and returned.count(value) == 1 else op.Identity(value) for value in returned]
     for name, value in zip(("parameters", *emitted[1]), new, strict=True):
-        old, shape, found = arrays[name], op.shape(arrays[name]) or (), op.shape(value)
+        old = arrays[name]
+        shape = op.shape(arrays[name]) or ()
+        found = op.shape(value)
         if found is not None and all(isinstance(size, int) for size in (*found, *shape)) and found != shape:
             raise ModelError(f"{author} returns {name!r} of shape {list(found)}, and it has {list(shape)}.")
         _check_in_place(author, old, value)
@@ -133,7 +136,8 @@ def update_graph(
 
 def slots_for(rule: UpdateRule, parameter: Parameter) -> dict[str, Slot]:
     """Return the slots of a parameter; raise if their names cannot name arrays, or their shapes do not fit."""
-    found, author = rule.slots(parameter), f"{type(rule).__name__}.slots"
+    found = rule.slots(parameter)
+    author = f"{type(rule).__name__}.slots"
     for name, slot in found.items():
         if not isinstance(slot, Slot):
             raise ModelError(f"{author} must return Slot objects by name, {instead_of(slot)} for {name!r}.")
@@ -184,7 +188,8 @@ class ScheduledDecay:
     moves_without_gradient = True
 
     def __init__(self, optimizer: Any) -> None:
-        self.optimizer, self.weight_decay = copy.copy(optimizer), optimizer.weight_decay
+        self.optimizer = copy.copy(optimizer)
+        self.weight_decay = optimizer.weight_decay
         self.elementwise: bool = optimizer.elementwise
 
     def slots(self, p: Parameter) -> Mapping[str, Slot]:

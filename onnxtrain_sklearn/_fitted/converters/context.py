@@ -142,7 +142,8 @@ class Source:
         )
         node = values[0].producer()
         assert node is not None
-        node.name, values[-1].dtype = self.name, ir.DataType.FLOAT
+        node.name = self.name
+        values[-1].dtype = ir.DataType.FLOAT
         return values
 
     def hold(self, value: ir.Value, role: str, attribute: str, form: str = "same") -> None:
@@ -172,7 +173,8 @@ class Source:
 
     def decision(self, estimator: Estimator) -> ir.Value:
         """Return the decision function of a classifier, in one column for two classes."""
-        scores, classes = self.convert_inner(estimator, self.x, True)[1], len(estimator.classes_)
+        scores = self.convert_inner(estimator, self.x, True)[1]
+        classes = len(estimator.classes_)
         return self.op.Gather(scores, np.array([-1]), axis=1) if classes == 2 else scores
 
     def chosen(self, scores: ir.Value) -> ir.Value:

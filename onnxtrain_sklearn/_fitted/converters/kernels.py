@@ -40,7 +40,8 @@ def _additive_waves(s: Source) -> ir.Value:
     length = float(sampler.sample_interval or {1: 0.8, 2: 0.5, 3: 0.4}[sampler.sample_steps])
     none = op.Equal(x, 0.0)
     some = op.Where(none, 1.0, x)
-    root, angle = op.Sqrt(op.Mul(some, length)), op.Mul(op.Log(some), length)
+    root = op.Sqrt(op.Mul(some, length))
+    angle = op.Mul(op.Log(some), length)
     columns = [root]
     for j in range(1, sampler.sample_steps):
         size, turned = op.Mul(root, math.sqrt(2 / math.cosh(math.pi * j * length))), op.Mul(angle, float(j))
@@ -60,7 +61,8 @@ def kernel_with(s: Source, points: str) -> ir.Value:
     Settings of None mean scikit-learn's defaults: gamma = 1 / features, coef0 = 1, degree = 3.
     """
     op, x, approximation = s.op, s.x, s.estimator
-    rows, kind = getattr(approximation, points), approximation.kernel
+    rows = getattr(approximation, points)
+    kind = approximation.kernel
     components = s.parameter(approximation, points)
     gamma = 1 / rows.shape[1] if approximation.gamma is None else float(approximation.gamma)
     if kind == "rbf":
@@ -177,7 +179,8 @@ def mean_sigmoid(op: GraphBuilder, mean: ir.Value, variance: ir.Value) -> ir.Val
     factor. With r = l / sqrt(1 + 2 variance l²), the difference of two r is computed from the difference of their
     squares, and the difference of two error functions from the integral between their arguments.
     """
-    factors, widths = sklearn_private.COEFS.ravel(), sklearn_private.LAMBDAS.ravel()
+    factors = sklearn_private.COEFS.ravel()
+    widths = sklearn_private.LAMBDAS.ravel()
     largest = int(np.abs(factors).argmax())
     inside = [op.Add(op.Mul(variance, 2 * float(width) ** 2), 1.0) for width in widths]
     roots = [op.Div(float(width), op.Sqrt(value)) for width, value in zip(widths, inside, strict=True)]
@@ -199,7 +202,8 @@ def _kernel(op: GraphBuilder, kernel: Estimator, x: ir.Value, points: ir.Value, 
         # A sum or product of two kernels. If one is a constant, it comes last.
         both = [kernel.k1, kernel.k2]
         both.sort(key=lambda one: _constant_of(one) is not None)
-        first, value = _kernel(op, both[0], x, points, numbers), _constant_of(both[1])
+        first = _kernel(op, both[0], x, points, numbers)
+        value = _constant_of(both[1])
         second = _kernel(op, both[1], x, points, numbers) if value is None else value
         is_sum = isinstance(kernel, kernels.Sum)
         if second == (0.0 if is_sum else 1.0):

@@ -120,7 +120,8 @@ def _clipped_prediction(s: Source, scores: ir.Value) -> ir.Value:
 
 def _log_sigmoid(s: Source, scores: ir.Value) -> ir.Value:
     """Return log(sigmoid), with a floor where scikit-learn's sigmoid is zero: such classes are equally likely."""
-    op, end = s.op, -np.log(np.finfo(s.estimator.coef_.dtype).max)
+    op = s.op
+    end = -np.log(np.finfo(s.estimator.coef_.dtype).max)
     counts = op.Cast(op.Greater(scores, np.float32(end)), to=FLOAT)
     counted = op.Add(op.Mul(scores, counts), op.Mul(op.Sub(counts, 1.0), MINUS_LOG_OF_ZERO))
     return op.Neg(op.Softplus(op.Neg(counted)))  # not by Relu and Abs, whose gradients at 0 are both 0
@@ -229,7 +230,9 @@ def _quadratic_scores(s: Source) -> ir.Value:
 
     The means are not trained.
     """
-    op, model, columns = s.op, s.estimator, list[ir.Value]()
+    op = s.op
+    model = s.estimator
+    columns = list[ir.Value]()
     for i, mean in enumerate(model.means_):
         rotation, variances = (s.parameter(model, (name, i)) for name in ("rotations_", "scalings_"))
         turned = op.Div(op.MatMul(op.Sub(s.x, mean.astype(np.float32)), rotation), op.Sqrt(variances))
@@ -251,7 +254,9 @@ def _mlp_regressor(s: Source) -> Sequence[ir.Value]:
 
 def _mlp_classifier(s: Source) -> Sequence[ir.Value]:
     """Convert a classifier: a softmax of several scores, a sigmoid of one, or a sigmoid for each of several labels."""
-    op, model, scores = s.op, s.estimator, _network_outputs(s)
+    op = s.op
+    model = s.estimator
+    scores = _network_outputs(s)
     if model._label_binarizer.y_type_.startswith("multilabel"):
         return op.Cast(op.Greater(scores, 0.0), to=INT64), op.Sigmoid(scores)
     if len(model.classes_) > 2:

@@ -266,7 +266,8 @@ def _results_of_each(s: Source) -> Sequence[ir.Value]:
 
 def _chain(s: Source) -> Sequence[ir.Value]:
     """Convert a chain: each estimator takes the rows and the predictions of the estimators before it."""
-    owner, method = s.estimator, getattr(s.estimator, "chain_method_", "predict")
+    owner = s.estimator
+    method = getattr(s.estimator, "chain_method_", "predict")
     if method not in ("predict", "predict_proba"):
         raise ModelError(
             f"This ClassifierChain has chain_method {method!r}; those that can be trained are 'predict' and "
@@ -302,7 +303,8 @@ def _ada_boost(s: Source) -> Sequence[ir.Value]:
         found, classes = s.label(estimator), labels(model)
         if classes.dtype.kind == "U":
             keys = {"keys_strings": classes.tolist(), "values_int64s": list(range(len(classes))), "default_int64": -1}
-            found, classes = op.emit("LabelEncoder", found, domain="ai.onnx.ml", **keys)[0], np.arange(len(classes))
+            found = op.emit("LabelEncoder", found, domain="ai.onnx.ml", **keys)[0]
+            classes = np.arange(len(classes))
         is_class = op.Cast(op.Equal(op.Cast(found, to=INT64), classes[np.newaxis]), to=FLOAT)
         votes.append(op.Unsqueeze(is_class, axes=[2]))
     numbers = np.asarray(model.estimator_weights_, np.float32)

@@ -279,7 +279,8 @@ def _sorted_positions(op: GraphBuilder, x: ir.Value, table: np.ndarray, *, below
     """
     columns, count = table.shape
     first = np.arange(columns) * count
-    place, step = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first), 1 << max(count - 1, 1).bit_length()
+    place = op.Add(op.Mul(op.Cast(x, to=INT64), 0), first)
+    step = 1 << max(count - 1, 1).bit_length()
     while step := step // 2:
         further = op.Min(op.Add(place, np.array(step)), first + count - 1)
         found = op.Gather(table.ravel(), further, axis=0)
@@ -313,7 +314,8 @@ def _splines(s: Source) -> ir.Value:
         [[spline(row, nu=p) / math.factorial(p) for spline, row in zip(splines, knots, strict=True)]
          for p in range(degree, -1, -1)]
     )  # fmt: skip
-    low, high = knots[:, 0].astype(np.float32), np.array([spline.t[-degree - 1] for spline in splines], np.float32)
+    low = knots[:, 0].astype(np.float32)
+    high = np.array([spline.t[-degree - 1] for spline in splines], np.float32)
     starts, inside = knots.astype(np.float32), x
     if transformer.extrapolation == "periodic":
         turns = op.Floor(op.Div(op.Sub(x, low), high - low))
@@ -398,7 +400,8 @@ def _scaled_quantile(w: np.ndarray) -> np.ndarray:
 def _polynomial_value(op: GraphBuilder, x: ir.Value, polynomial: np.polynomial.Polynomial) -> ir.Value:
     """Evaluate a polynomial at ``x`` after mapping its domain to [-1, 1], where float32 is most exact."""
     shift, factor = polynomial.mapparms()
-    scaled, (*lower, highest) = op.Add(op.Mul(x, float(factor)), float(shift)), polynomial.coef
+    scaled = op.Add(op.Mul(x, float(factor)), float(shift))
+    *lower, highest = polynomial.coef
     result = op.Add(op.Mul(scaled, float(highest)), float(lower.pop()))
     for coefficient in reversed(lower):
         result = op.Add(op.Mul(result, scaled), float(coefficient))
@@ -418,7 +421,9 @@ def _encoded(s: Source) -> list[ir.Value] | None:
     columns = _single_columns(s)
     if columns is None:
         return None
-    op, encoder, parts = s.op, s.estimator, list[ir.Value]()
+    op = s.op
+    encoder = s.estimator
+    parts = list[ir.Value]()
     for i, (column, known, table) in enumerate(zip(columns, encoder.categories_, _tables(encoder), strict=True)):
         if column.dtype is ir.DataType.STRING and encoder.handle_unknown == "error":
             # OneHotEncoder is the only operator that raises an error for unknown categories.
@@ -434,7 +439,8 @@ def _encoded(s: Source) -> list[ir.Value] | None:
 
 def _single_columns(s: Source) -> list[ir.Value] | None:
     """Return the columns of the data as separate values; None if their number is not known."""
-    columns, left = list[ir.Value](), int(s.estimator.n_features_in_)
+    columns = list[ir.Value]()
+    left = int(s.estimator.n_features_in_)
     for value in s.inputs:
         size = value.shape[1] if value.shape is not None else None
         count = size if isinstance(size, int) else left if len(s.inputs) == 1 else None
@@ -450,7 +456,8 @@ def _single_columns(s: Source) -> list[ir.Value] | None:
 def _place(op: GraphBuilder, column: ir.Value, known: np.ndarray, encoder: Encoder, index: int) -> ir.Value:
     """Return the position of each value among the known categories, counted from 1; 0 for unknown values."""
     if column.dtype is ir.DataType.STRING:
-        texts, places = [str(one) for one in known], list(range(1, len(known) + 1))
+        texts = [str(one) for one in known]
+        places = list(range(1, len(known) + 1))
         place = op.emit(
             "LabelEncoder", column, domain="ai.onnx.ml", keys_strings=texts, values_int64s=places, default_int64=0
         )[0]

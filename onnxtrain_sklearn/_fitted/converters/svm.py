@@ -69,7 +69,8 @@ def _local_outlier_factor(s: Source) -> ir.Value:
     distance to it, but at least the neighbor's distance to its own k-th neighbor.
     """
     op, factor = s.op, s.estimator
-    power, points = power_of(factor), s.parameter(factor, "_fit_X")
+    power = power_of(factor)
+    points = s.parameter(factor, "_fit_X")
     assert power is not None
     nearest, distance = nearest_points(op, s.x, points, factor.n_neighbors_, power)
     usual = np.ascontiguousarray(factor._distances_fit_X_[:, factor.n_neighbors_ - 1], np.float32)
@@ -124,7 +125,8 @@ def _is_known(model: Estimator) -> bool:
 
 def _output_codes(s: Source) -> Sequence[ir.Value]:
     op, model = s.op, s.estimator
-    codes, parts = np.asarray(model.code_book_, np.float32), list[ir.Value]()
+    codes = np.asarray(model.code_book_, np.float32)
+    parts = list[ir.Value]()
     for one in model.estimators_:  # each estimator predicts one digit of the code, (rows, 1)
         if isinstance(one, sklearn_private._ConstantPredictor):
             column = op.Gather(s.x, np.array([0]), axis=1)  # to expand the constant digit to the number of rows

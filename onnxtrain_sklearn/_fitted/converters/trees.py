@@ -75,7 +75,8 @@ def nodes_in(trees: Sequence[dict[str, np.ndarray]]) -> Attributes:
 
 def leaves_of(ends: Sequence[np.ndarray], weights: Sequence[np.ndarray]) -> Attributes:
     """Return the operator's attributes for leaves, given each tree's leaf nodes and weights (leaves, targets)."""
-    targets, sizes = weights[0].shape[1], list(map(len, ends))
+    targets = weights[0].shape[1]
+    sizes = list(map(len, ends))
     return {
         "n_targets": targets,
         "target_treeids": np.repeat(np.arange(len(ends)), np.multiply(sizes, targets)).tolist(),
@@ -195,8 +196,10 @@ def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, lis
     position = np.arange(model.n_features_in_)  # maps the trees' columns to columns of the data
     if model.is_categorical_ is not None:
         position = np.argsort(~model.is_categorical_, kind="stable")
-    feature, threshold = position[nodes["feature_idx"]], float32_cuts(nodes["num_threshold"])
-    by_category, rows = nodes["is_categorical"].astype(bool), s.x
+    feature = position[nodes["feature_idx"]]
+    threshold = float32_cuts(nodes["num_threshold"])
+    by_category = nodes["is_categorical"].astype(bool)
+    rows = s.x
     if by_category.any():
         # For each categorical node, a Boolean row: True if unknown values, and if each category, go to the right.
         rights = []
@@ -233,7 +236,8 @@ def with_category_splits(s: Source, trees: Sequence[Any]) -> tuple[ir.Value, lis
 def exact_thresholds(model: Estimator) -> np.ndarray:
     """Return the thresholds of all nodes in float64; for categorical splits, the thresholds in the graph (one half)."""
     nodes = np.concatenate([tree.nodes for stage in model._predictors for tree in stage])
-    by_category, is_leaf = nodes["is_categorical"].astype(bool), nodes["is_leaf"].astype(bool)
+    by_category = nodes["is_categorical"].astype(bool)
+    is_leaf = nodes["is_leaf"].astype(bool)
     return np.where(is_leaf, 0.0, np.where(by_category, 0.5, nodes["num_threshold"]))
 
 

@@ -152,7 +152,8 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
     if group == 1:
         rows = op.Transpose(x, perm=[1, 0, *spatial])
     else:  # (channels per group, groups * batch, ...)
-        channels, sizes = (dims(r.x(1)) or [None, None])[1], _spatial_shape(op, x)
+        channels = (dims(r.x(1)) or [None, None])[1]
+        sizes = _spatial_shape(op, x)
         if not isinstance(channels, int):
             r.refuse("the number of channels of its kernel is not known")
         parts = op.Reshape(x, _shape_with_lead(op, [0, group, channels], sizes))
@@ -174,7 +175,8 @@ def _correlate_with_cotangents(r: Reverse, x: ir.Value, g: ir.Value, w: Windows,
 def _conv_transpose_rule(r: Reverse) -> Sequence[Thunk]:
     """Apply the rule of Conv with input and output exchanged."""
     kernel = r.attribute("kernel_shape", None) or (dims(r.x(1)) or [None] * 3)[2:]
-    w, group = _transposed_windows(r, kernel), r.attribute("group", 1)
+    w = _transposed_windows(r, kernel)
+    group = r.attribute("group", 1)
     settings = {"strides": w.strides, "dilations": w.dilations, "pads": w.begin + w.end, "group": group}
     return (
         lambda: r.op.Conv(r.g, r.x(1), **settings),
@@ -188,7 +190,8 @@ def _transposed_windows(r: Reverse, kernel: Dims) -> Windows:
 
     With ``auto_pad="SAME_UPPER"`` it goes to the end.
     """
-    n, mode = len(kernel), r.attribute("auto_pad", "NOTSET")
+    n = len(kernel)
+    mode = r.attribute("auto_pad", "NOTSET")
     more = list(r.attribute("output_padding", [0] * n))
     if any(size >= stride for size, stride in zip(more, r.attribute("strides", [1] * n), strict=True)):
         r.refuse("the output_padding is not less than the stride, and runtimes disagree on what it means then")
@@ -230,7 +233,8 @@ def _max_unpool_rule(r: Reverse) -> Sequence[Thunk | None]:
     w = _pooling_windows(r)
     if r.has(2):
         # The gradient of a MaxPool passes output_shape as a computed value, though all sizes but the batch are fixed.
-        steps, sizes = spatial_sizes(r, r.x()), (dims(r.y) or [None])[2:]
+        steps = spatial_sizes(r, r.x())
+        sizes = (dims(r.y) or [None])[2:]
         if constant(r.x(2)) is not None or not fixed(sizes) or not sizes:
             sizes = r.constant(2, "its output_shape")[2:].tolist()
         if any(w.covered(i, n) - w.begin[i] - w.end[i] != sizes[i] for i, n in enumerate(steps)):
@@ -278,8 +282,10 @@ def _lp_cotangent(r: Reverse, spread: Callable[[ir.Value], ir.Value]) -> ir.Valu
 
 def _col2im_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Return the im2col of the cotangent: a convolution with a one-hot kernel for each element of a block."""
-    op, block = r.op, [int(size) for size in r.constant(2, "the shape of its blocks")]
-    w, elements = windows_of(r, list(block)), int(np.prod(block))
+    op = r.op
+    block = [int(size) for size in r.constant(2, "the shape of its blocks")]
+    w = windows_of(r, list(block))
+    elements = int(np.prod(block))
     kernel = np.eye(elements, dtype=op.dtype.numpy()).reshape(elements, 1, *block)
     image = op.Reshape(r.g, op.Concat(np.array([-1, 1]), r.x(1), axis=0))
     blocks = op.Conv(image, kernel, strides=w.strides, dilations=w.dilations, pads=w.begin + w.end)

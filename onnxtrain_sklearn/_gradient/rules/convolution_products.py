@@ -158,8 +158,10 @@ def _in_tiles(op: GraphBuilder, c: Layout) -> bool:
     plain = c.groups == 1 and c.dense and set(w.dilations) == {1}
     if not plain or axes < 2 or w.kernel != [3] * axes or op.dtype is ir.DataType.FLOAT16:
         return False
-    line, tiles = max(*c.sizes, *c.steps), c.images * math.prod(-(-n // 2) for n in c.steps)
-    channels, numbers = c.inputs * c.outputs, count_numbers(c)
+    line = max(*c.sizes, *c.steps)
+    tiles = c.images * math.prod(-(-n // 2) for n in c.steps)
+    channels = c.inputs * c.outputs
+    numbers = count_numbers(c)
     if line > TUNING.long_line or line * (c.inputs + c.outputs) > channels:
         return False
     if 3 * numbers <= c.taps:
@@ -229,9 +231,12 @@ def _reads_few(c: Layout) -> bool:
 
 def _reads(op: GraphBuilder, c: Layout) -> np.ndarray:
     """Return the matrix (taps * positions, pixels): 1 where a kernel element at a position reads the pixel, else 0."""
-    w, n, axes = c.windows, len(c.sizes), list[np.ndarray]()
+    w = c.windows
+    n = len(c.sizes)
+    axes = list[np.ndarray]()
     for axis in range(n):  # (elements, positions, pixels) of each axis
-        elements, positions = np.arange(w.kernel[axis])[:, None], np.arange(c.steps[axis])
+        elements = np.arange(w.kernel[axis])[:, None]
+        positions = np.arange(c.steps[axis])
         reads = positions * w.strides[axis] - w.begin[axis] + elements * w.dilations[axis]
         axes.append(np.asarray(reads[..., None] == np.arange(c.sizes[axis])))
     whole = reduce(np.multiply.outer, axes).transpose(*range(0, 3 * n, 3), *range(1, 3 * n, 3), *range(2, 3 * n, 3))
@@ -274,7 +279,8 @@ def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> 
     w, n = c.windows, len(c.sizes)
     last = op.Transpose(x, perm=[0, *range(2, n + 2), 1])
     padded = _padded(op, last, [0, *w.begin, 0], [0, *w.end, 0])
-    pixels, cotangents = _slices(op, padded, w, c.steps, range(1, n + 1)), _positions_of(op, c, g)
+    pixels = _slices(op, padded, w, c.steps, range(1, n + 1))
+    cotangents = _positions_of(op, c, g)
     if c.images * c.positions < TUNING.many_positions:
         together = op.Reshape(_side_by_side(op, pixels, n + 1), [-1, c.taps * c.inputs])
         product = op.Reshape(op.Gemm(cotangents, together), [c.outputs, c.taps, c.inputs])
@@ -287,7 +293,9 @@ def _kernel_by_pixels(op: GraphBuilder, c: Layout, x: ir.Value, g: ir.Value) -> 
 
 def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value) -> ir.Value:
     """Compute the cotangents of all patches and add them up; lines are images of height 1, for Col2Im in 2-D."""
-    w, cotangents, matrix = c.windows, _beside_patches(op, c, g), op.Reshape(kernel, [c.outputs, -1])
+    w = c.windows
+    cotangents = _beside_patches(op, c, g)
+    matrix = op.Reshape(kernel, [c.outputs, -1])
     if _reads_few(c):
         patches = op.Gemm(matrix, cotangents, transA=1)
         if not _reads_each(c):
@@ -297,7 +305,8 @@ def _input_by_patches(op: GraphBuilder, c: Layout, kernel: ir.Value, g: ir.Value
     columns = op.Transpose(op.Reshape(patches, [c.images, -1, c.inputs * c.taps]), perm=[0, 2, 1])
     if _reads_each(c):
         return op.Reshape(columns, [c.images, c.inputs, *c.sizes])
-    one, none = [1] * (2 - len(c.sizes)), [0] * (2 - len(c.sizes))
+    one = [1] * (2 - len(c.sizes))
+    none = [0] * (2 - len(c.sizes))
     settings = {"strides": one + w.strides, "dilations": one + w.dilations, "pads": none + w.begin + none + w.end}
     image = op.Col2Im(columns, np.array(one + c.sizes), np.array(one + w.kernel), **settings)
     return op.Reshape(image, [c.images, c.inputs, *c.sizes])
@@ -388,7 +397,9 @@ def _lines(op: GraphBuilder, c: Layout, x: ir.Value) -> ir.Value:
 
 def _places(op: GraphBuilder, c: Layout) -> np.ndarray:
     """Return the matrix (elements, length * positions): 1 where a kernel element belongs in a band matrix, else 0."""
-    w, (length, steps) = c.windows, (c.sizes[-1], c.steps[-1])
+    w = c.windows
+    length = c.sizes[-1]
+    steps = c.steps[-1]
     reads = np.arange(steps) * w.strides[-1] - w.begin[-1] + np.arange(w.kernel[-1])[:, None] * w.dilations[-1]
     places: np.ndarray = (reads[:, None] == np.arange(length)[:, None]).astype(op.dtype.numpy())
     return places.reshape(w.kernel[-1], length * steps)
@@ -470,7 +481,8 @@ def _kernel_sums(op: GraphBuilder, c: Layout, kernel: ir.Value) -> ir.Value:
 
 def _sums_of_kernels(op: GraphBuilder, c: Layout) -> np.ndarray:
     """Return the matrix that maps a kernel to its sums; the last axis comes first, as in :func:`_to_tiles`."""
-    n, kernels = len(c.sizes), [_tile(c, i).kernel for i in range(len(c.sizes))]
+    n = len(c.sizes)
+    kernels = [_tile(c, i).kernel for i in range(len(c.sizes))]
     whole = reduce(np.kron, kernels).reshape(*map(len, kernels), -1).transpose(*reversed(range(n)), n)
     return np.asarray(whole.reshape(-1, c.taps), op.dtype.numpy())
 
@@ -500,7 +512,8 @@ def _written_numbers(op: GraphBuilder, c: Layout) -> list[np.ndarray]:
 
 def _repeated_tile(op: GraphBuilder, tile: np.ndarray, steps: int, size: int, start: int) -> np.ndarray:
     """Return a matrix that repeats that of one tile every two outputs, without the columns of pixels in the padding."""
-    tiles, places = -(-steps // 2), np.arange(tile.shape[1])
+    tiles = -(-steps // 2)
+    places = np.arange(tile.shape[1])
     whole = np.zeros((len(tile), tiles, size), op.dtype.numpy())
     for t in range(tiles):
         reads = start + 2 * t + places
@@ -528,7 +541,8 @@ def _to_tiles(op: GraphBuilder, images: ir.Value, matrices: Sequence[np.ndarray]
 
 def _from_tiles(op: GraphBuilder, numbers: ir.Value, matrices: Sequence[np.ndarray], images: int) -> ir.Value:
     """Map the numbers of all tiles back to images by the transposed matrices: the transpose of :func:`_to_tiles`."""
-    value, left = numbers, math.prod(len(one) for one in matrices)
+    value = numbers
+    left = math.prod(len(one) for one in matrices)
     for one in matrices:
         left //= len(one)
         matrix = one.reshape(-1, one.shape[2])

@@ -56,7 +56,9 @@ def _tile_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _concat_rule(r: Reverse) -> Sequence[Thunk]:
-    op, parts, axis = r.op, r.node.inputs, r.attribute("axis", 0)
+    op = r.op
+    parts = r.node.inputs
+    axis = r.attribute("axis", 0)
     shapes = [dims(part) for part in parts]
     sizes = [shape[axis] if shape else None for shape in shapes]
     starts: list[Operand]  # the start of each part, and the end of the last part
@@ -92,7 +94,8 @@ def _slice_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _slice_pads(r: Reverse) -> list[int] | None:
     """Return the pads that undo a Slice, None if they are not constant."""
-    shape, settings = dims(r.x()), [operand(r.node, i) for i in range(1, 5)]
+    shape = dims(r.x())
+    settings = [operand(r.node, i) for i in range(1, 5)]
     arrays = [None if v is None else constant(v) for v in settings]
     if shape is None or any(a is None and v is not None for a, v in zip(arrays, settings, strict=True)):
         return None
@@ -148,11 +151,13 @@ Pick: TypeAlias = Callable[[ir.Value], ir.Value]
 def _gather_rule(r: Reverse) -> Sequence[Thunk]:
     """Sum the gradients of repeated indices; the index is flattened to one axis first."""
     op, x, rank = r.op, r.x(), r.rank()
-    axis, row = r.attribute("axis", 0) % rank, padding_row(r.node)
+    axis = r.attribute("axis", 0) % rank
+    row = padding_row(r.node)
 
     # If the indices are constant and consecutive, Pad undoes the Gather, many times as fast as a scatter. PyTorch
     # separates queries, keys and values by such indices.
-    known, length = constant(r.x(1)), (dims(x) or [None] * (axis + 1))[axis]
+    known = constant(r.x(1))
+    length = (dims(x) or [None] * (axis + 1))[axis]
     if known is not None and known.ndim < 2 and known.size and isinstance(length, int) and row is None:
         places = known.ravel() + length * (known.ravel() < 0)
         if np.array_equal(places, places[0] + np.arange(len(places))):
@@ -225,7 +230,8 @@ def _products(r: Reverse, pick: Pick) -> tuple[Thunk, Thunk]:
 
     def of_updates() -> ir.Value:
         zero = op.Equal(updates, 0.0)
-        nonzero, zeros = forbid_derivative(op.Where(zero, 1.0, updates), op.taken), mask(op, zero)
+        nonzero = forbid_derivative(op.Where(zero, 1.0, updates), op.taken)
+        zeros = mask(op, zero)
         others = op.Div(pick(_scattered(r, x, nonzero)), nonzero)
         others_zero = op.Sub(pick(_scattered(r, zeros_like(op, x), zeros, reduction="add")), zeros)
         return op.Mul(pick(r.g), op.Where(op.Greater(others_zero, 0.5), 0.0, others))

@@ -303,8 +303,10 @@ def _dequantize_rule(r: Reverse) -> Sequence[Thunk | None]:
         cotangent = op.Mul(r.g, r.again(r.x(), filled_like(op, scale, 1), *zero))
         if block:  # sum over the blocks of the axis; the last block may be shorter
             at = axis % r.rank()
-            shape, blocks = dims(r.x()) or [], (dims(scale) or [None] * r.rank())[at]
-            size, after = shape[at] if shape else None, shape[at + 1 :]
+            shape = dims(r.x()) or []
+            blocks = (dims(scale) or [None] * r.rank())[at]
+            size = shape[at] if shape else None
+            after = shape[at + 1 :]
             if not (isinstance(size, int) and isinstance(blocks, int) and fixed(after)):
                 r.refuse("the sizes from its axis on must be fixed")
             ends = np.zeros((2, len(shape)), np.int64)
@@ -329,7 +331,8 @@ def _dynamic_quantize_rule(r: Reverse) -> Sequence[Thunk]:
         hits = mask(op, op.And(op.Equal(x, extreme), beyond))
         return op.Div(hits, op.Max(op.ReduceSum(hits, keepdims=False), 1.0))
 
-    low, high = op.ReduceMin(x, keepdims=False), op.ReduceMax(x, keepdims=False)
+    low = op.ReduceMin(x, keepdims=False)
+    high = op.ReduceMax(x, keepdims=False)
     return [lambda: op.Mul(g, op.Sub(at(high, op.Greater(high, 0.0)), at(low, op.Less(low, 0.0))))]
 
 

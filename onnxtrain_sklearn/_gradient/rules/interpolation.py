@@ -136,9 +136,12 @@ class Samples:
 
 def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
     """Differentiate samples; coordinates -1 and 1 are the outermost pixels' centers, or edges if align_corners=0."""
-    op, sizes, aligned = r.op, spatial_sizes(r, r.x()), bool(r.attribute("align_corners", 0))
+    op = r.op
+    sizes = spatial_sizes(r, r.x())
+    aligned = bool(r.attribute("align_corners", 0))
     mode = r.attribute("mode", "linear").removeprefix("bi")
-    grid, n = op.Reshape(r.x(1), [0, -1, len(sizes)]), len(sizes)
+    grid = op.Reshape(r.x(1), [0, -1, len(sizes)])
+    n = len(sizes)
     units = [(size - aligned) / 2 for size in sizes]
     places = [
         op.Add(op.Mul(op.Gather(grid, np.array(n - 1 - i), axis=2), units[i]), (size - 1) / 2)
@@ -146,7 +149,8 @@ def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
     ]
     padding = r.attribute("padding_mode", "zeros")
     taps = [_taps(r, place, size, mode, padding, aligned) for place, size in zip(places, sizes, strict=True)]
-    samples, g = Samples(r, op.Reshape(r.x(), [0, 0, -1]), sizes, taps), op.Reshape(r.g, [0, 0, -1])
+    samples = Samples(r, op.Reshape(r.x(), [0, 0, -1]), sizes, taps)
+    g = op.Reshape(r.g, [0, 0, -1])
 
     def of_grid() -> ir.Value:
         cotangents = [
@@ -159,7 +163,10 @@ def _grid_sample_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     """Differentiate a convolution of samples: each kernel element samples at its own offset, per group of channels."""
-    op, kernel, channels, out = r.op, dims(r.x(1)) or [], (dims(r.x()) or [None] * 2)[1], spatial_sizes(r, r.y)
+    op = r.op
+    kernel = dims(r.x(1)) or []
+    channels = (dims(r.x()) or [None] * 2)[1]
+    out = spatial_sizes(r, r.y)
     if not isinstance(channels, int) or not fixed(kernel):
         r.refuse("the sizes of its kernel are not known")
     group, parts = r.attribute("group", 1), r.attribute("offset_group", 1)
@@ -169,7 +176,8 @@ def _deform_conv_rule(r: Reverse) -> Sequence[Thunk]:
     # Make the samples: an image per batch entry and offset group, a point per kernel element and output position.
     sizes, n = spatial_sizes(r, r.x()), len(window)
     strides, dilations = (r.attribute(name, [1] * n) for name in ("strides", "dilations"))
-    offsets, taps = op.Reshape(r.x(2), [-1, elements, n, steps]), list[Taps]()
+    offsets = op.Reshape(r.x(2), [-1, elements, n, steps])
+    taps = list[Taps]()
     for i, (read, step) in enumerate(zip(np.indices(window), np.indices(out), strict=True)):
         start = np.add.outer(read.ravel() * dilations[i], step.ravel() * strides[i]) - r.attribute("pads", [0] * n)[i]
         place = op.Add(op.Gather(offsets, np.array(i), axis=2), start.astype(op.dtype.numpy()))
@@ -251,7 +259,8 @@ def _image_of_region(r: Reverse, images: ir.Value) -> ir.Value:
 def _max_roi_pool_rule(r: Reverse) -> Sequence[Thunk]:
     """Divide the cotangent among the equal maxima of a bin; the regions have no gradient, as they are rounded."""
     r.need_opset(12, "its gradient")
-    op, (rows, columns) = r.op, r.attribute("pooled_shape", [1, 1])
+    op = r.op
+    rows, columns = r.attribute("pooled_shape", [1, 1])
     height, width = spatial_sizes(r, r.x())
     images = op.Cast(op.Gather(r.x(1), np.array(0), axis=1), to=INT64)
     pixels = op.Unsqueeze(op.Gather(r.x(), images, axis=0), axes=[2, 3])
@@ -281,7 +290,9 @@ def _pixels_of_bins(r: Reverse, first: int, bins: int, size: int) -> ir.Value:
 
 def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Differentiate bins, averages of samples: a region is the image times one matrix on each side."""
-    op, scale, images = r.op, r.attribute("spatial_scale", 1.0), r.x(2)
+    op = r.op
+    scale = r.attribute("spatial_scale", 1.0)
+    images = r.x(2)
     if r.attribute("mode", "avg") != "avg":
         r.refuse("the samples that mode='max' compares are not the same on all runtimes")
     r.need_opset(12, "its gradient")
@@ -321,7 +332,10 @@ def _roi_align_rule(r: Reverse) -> Sequence[Thunk | None]:
 
 def _resized_back(r: Reverse) -> ir.Value:
     """Multiply each axis by the transpose of its matrix, which is made at run time by resizing an identity matrix."""
-    op, cotangent, rank, dtype = r.op, r.g, r.rank(), r.x().dtype or r.op.dtype
+    op = r.op
+    cotangent = r.g
+    rank = r.rank()
+    dtype = r.x().dtype or r.op.dtype
     before, after = dims(r.x()), dims(r.y)
     listed = [axis % rank for axis in r.attribute("axes", range(rank))]
     crops = r.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
@@ -380,7 +394,8 @@ def _affine_grid_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _center_crop_pad_rule(r: Reverse) -> Sequence[Thunk]:
     """Apply CenterCropPad with the input's shape to the cotangent, which undoes cropping and padding."""
-    axes, size = r.attribute("axes", None), r.op.Shape(r.x())
+    axes = r.attribute("axes", None)
+    size = r.op.Shape(r.x())
     target = size if axes is None else r.op.Gather(size, np.array(axes, np.int64) % max(r.rank(), 1))
     return [lambda: r.again(r.g, target)]
 

@@ -85,7 +85,8 @@ def _reduce(r: Reverse, value: ir.Value, source: Dims, index: int, vector: bool)
     """Drop the axis that was added to a vector, then sum over the broadcast batch axes."""
     if vector:
         axis = len(source) - 2 + index
-        value, source = r.op.Squeeze(value, axes=[axis]), source[:axis] + source[axis + 1 :]
+        value = r.op.Squeeze(value, axes=[axis])
+        source = source[:axis] + source[axis + 1 :]
     return sum_to(r, value, source, r.x(index))
 
 
@@ -121,7 +122,9 @@ def _einsum_cotangent(r: Reverse, terms: Sequence[str], output: str, i: int) -> 
 
     The second letter of a repeated index is renamed, and equated with the first by an identity matrix.
     """
-    x, term, others = r.x(i), terms[i], [output, *terms[:i], *terms[i + 1 :]]
+    x = r.x(i)
+    term = terms[i]
+    others = [output, *terms[:i], *terms[i + 1 :]]
     operands: list[ir.Value] = [r.g, *(r.x(j) for j in range(len(terms)) if j != i)]
     spare = (c for c in ascii_letters if c not in "".join([*terms, output]))
     # The broadcast size of each index; None if it is known only at run time.
@@ -180,7 +183,8 @@ def _loss_rule(cross_entropy: bool, r: Reverse) -> Sequence[Thunk | None]:
     chosen = _class_weight_of_rows(r)
 
     # Otherwise, find the cotangent of the weighted loss of each row, in a broadcastable shape, and the mean's divisor.
-    g, reduction = r.cotangents[0], r.attribute("reduction", "mean")
+    g = r.cotangents[0]
+    reduction = r.attribute("reduction", "mean")
     total = op.ReduceSum(chosen, keepdims=False) if reduction == "mean" else None
     if g is not None and reduction != "sum":
         g = op.Unsqueeze(g, axes=[1]) if total is None else op.Div(g, total)

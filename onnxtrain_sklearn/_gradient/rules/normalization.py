@@ -128,7 +128,9 @@ def _rms_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
-    op, c, axes = r.op, _per_channel(r), list(range(2, r.rank()))
+    op = r.op
+    c = _per_channel(r)
+    axes = list(range(2, r.rank()))
     z, inverse = _standardize(r, r.x(), axes)
     return (
         lambda: _centered_back(op, r.g, z, op.Mul(inverse, c.spread(r.x(1))), axes),
@@ -139,7 +141,9 @@ def _instance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Differentiate a GroupNormalization, whose scale and bias are per group before opset 21 and per channel since."""
-    op, c, groups = r.op, _per_channel(r), r.attribute("num_groups", 1)
+    op = r.op
+    c = _per_channel(r)
+    groups = r.attribute("num_groups", 1)
     shape = [0, groups, -1]  # 0 keeps the batch size
     z, inverse = _standardize(r, op.Reshape(r.x(), shape), [2])
     whole = reshape_to(op, z, r.x())
@@ -156,7 +160,10 @@ def _group_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _lp_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Differentiate ``x / norm``; a zero vector stays zero, and the gradient at this kink is 0."""
-    op, x, axes, p = r.op, r.x(), [r.attribute("axis", -1)], r.attribute("p", 2)
+    op = r.op
+    x = r.x()
+    axes = [r.attribute("axis", -1)]
+    p = r.attribute("p", 2)
     # Use ReduceSum, because onnxruntime 1.19 lacks ReduceL1 and ReduceL2 in float64 below opset 18.
     total = op.ReduceSum(op.Abs(x) if p == 1 else op.Mul(x, x), axes=axes, keepdims=True)
     norm = total if p == 1 else op.Sqrt(total)
@@ -177,8 +184,12 @@ def _mean_variance_normalization_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _local_response_normalization_rule(r: Reverse) -> Sequence[Thunk]:
     """Differentiate ``x s**-beta``, where a band matrix gives s, a sum of squares over neighboring channels."""
-    op, shape, size = r.op, dims(r.x()) or [None, None], r.attribute("size", 1)
-    alpha, beta, bias = r.attribute("alpha", 1e-4) / size, r.attribute("beta", 0.75), r.attribute("bias", 1.0)
+    op = r.op
+    shape = dims(r.x()) or [None, None]
+    size = r.attribute("size", 1)
+    alpha = r.attribute("alpha", 1e-4) / size
+    beta = r.attribute("beta", 0.75)
+    bias = r.attribute("bias", 1.0)
     if not isinstance(shape[1], int):
         r.refuse("the number of its channels is not known")
     places = np.arange(shape[1])
@@ -289,12 +300,16 @@ def _running(r: Reverse, output: int, new: ir.Value) -> ir.Value | None:
 
 def _with_batch_statistics(r: Reverse) -> Sequence[Thunk]:
     """Apply the rule of training mode, where outputs 1 and 2 are the running statistics after this minibatch."""
-    op, g, c, old = r.op, r.cotangents[0], _per_channel(r), r.attribute("momentum", 0.9)
+    op = r.op
+    g = r.cotangents[0]
+    c = _per_channel(r)
+    old = r.attribute("momentum", 0.9)
     if any(cotangent is not None for cotangent in r.cotangents[3:]):
         r.refuse("runtimes disagree on what its saved statistics are")
     of_mean, of_variance = (_cotangent_of_statistic(r, i) for i in (1, 2))
     _, centered, variance = _batch_moments(r, c)
-    inverse, count = _reciprocal_deviation(r, variance), _elements_along(r, c.axes)
+    inverse = _reciprocal_deviation(r, variance)
+    count = _elements_along(r, c.axes)
     rows, divided = _before_division(r, c, centered, inverse)
 
     def of_scale(g: ir.Value) -> ir.Value:
@@ -343,7 +358,9 @@ def _before_division(
 
 
 def _with_running_statistics(r: Reverse) -> Sequence[Thunk]:
-    op, c, inverse = r.op, _per_channel(r), _reciprocal_deviation(r, r.x(4))
+    op = r.op
+    c = _per_channel(r)
+    inverse = _reciprocal_deviation(r, r.x(4))
     factor = op.Mul(r.x(1), inverse)
 
     def of_scale() -> ir.Value:

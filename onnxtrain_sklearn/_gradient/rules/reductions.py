@@ -114,7 +114,8 @@ def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op, axes = r.op, _softmax_axes(r)
-    picked, total = _picked_cotangents(r, axes), _total_of_one_hot(r, axes)
+    picked = _picked_cotangents(r, axes)
+    total = _total_of_one_hot(r, axes)
     if total is None:
         total = op.ReduceSum(r.g if picked is None else picked[1], axes=axes, keepdims=True)
 
@@ -169,7 +170,10 @@ def _picked_cotangents(r: Reverse, axes: Sequence[int]) -> tuple[ir.Value, ir.Va
 
 def _cumprod_rule(r: Reverse) -> Sequence[Thunk]:
     """Divide the cumulative sums of ``g y`` by ``x``; for the first zero, compute the products again without it."""
-    op, x, axis, reverse = r.op, r.x(), r.x(1), int(r.attribute("reverse", 0))
+    op = r.op
+    x = r.x()
+    axis = r.x(1)
+    reverse = int(r.attribute("reverse", 0))
     zero = op.Equal(x, 0.0)
     first = op.And(zero, op.Less(op.CumSum(mask(op, zero), axis, reverse=reverse), 1.5))
     without = r.again(op.Where(first, 1.0, x), axis)
@@ -209,7 +213,9 @@ def _dft_rule(r: Reverse) -> Sequence[Thunk]:
     given = r.attribute("axis", 1) if r.opset < 20 else -2
     if r.opset >= 20 and r.has(2):
         given = r.constant(2, "the axis of the transform").item()
-    axis, inverse, onesided = int(given) % r.rank(), r.attribute("inverse", 0), r.attribute("onesided", 0)
+    axis = int(given) % r.rank()
+    inverse = r.attribute("inverse", 0)
+    onesided = r.attribute("onesided", 0)
     size = (dims(r.x()) or [None] * r.rank())[axis]
     if not isinstance(size, int):
         r.refuse("the size of the axis that it transforms is not known")
@@ -264,7 +270,9 @@ def _stft_rule(r: Reverse) -> Sequence[Thunk | None]:
     """Apply the inverse transform to the cotangents of the frames, and sum where frames overlap."""
     if "onesided" not in r.node.attributes:
         r.refuse("shape inference takes its attribute onesided for 0 where it is left out, and runtimes for 1; give it")
-    op, shape, bins = r.op, dims(r.x()) or [None] * 3, dims(r.y) or [None] * 4
+    op = r.op
+    shape = dims(r.x()) or [None] * 3
+    bins = dims(r.y) or [None] * 4
     step = int(r.constant(1, "the step of its frames").item())
     # The length of a frame: the input frame_length, else the length of the window, else that of the signal.
     if r.has(3):

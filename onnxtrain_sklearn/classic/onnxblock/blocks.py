@@ -404,7 +404,8 @@ class LabelEncoder(Block):
         self._settings = {name: value for name, value in settings.items() if value is not None}
 
     def build(self, label_encoder_input_name: str) -> str:
-        names, domain = [label_encoder_input_name], "ai.onnx.ml"
+        names = [label_encoder_input_name]
+        domain = "ai.onnx.ml"
         return emit("LabelEncoder", names, "label_encoder.output", domain=domain, **self._settings)
 
 

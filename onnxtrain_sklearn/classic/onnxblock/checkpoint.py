@@ -75,8 +75,11 @@ class Checkpoint(dict[str, np.ndarray]):
         optimizer: Sequence[OptimizerGroup] = (),
     ) -> None:
         super().__init__({**trained, **frozen})
-        self.trained, self.frozen, self.nominal = tuple(trained), tuple(frozen), nominal
-        self.properties, self.optimizer = dict(properties or {}), tuple(optimizer)
+        self.trained = tuple(trained)
+        self.frozen = tuple(frozen)
+        self.nominal = nominal
+        self.properties = dict(properties or {})
+        self.optimizer = tuple(optimizer)
 
 
 def save_checkpoint(
@@ -105,7 +108,8 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
 
     An input of the model with the name of a parameter becomes an initializer.
     """
-    graph, checkpoint = model.graph, read_checkpoint(path_to_checkpoint)
+    graph = model.graph
+    checkpoint = read_checkpoint(path_to_checkpoint)
     held = {tensor.name: tensor for tensor in graph.initializer}
     inputs = {value.name: value for value in graph.input}
     if missing := checkpoint.keys() - held.keys() - inputs.keys():
@@ -199,7 +203,8 @@ class _Bytes:
     """Count the bytes that were read: a hostile file, whose parts overlap, must not take more memory than its size."""
 
     def __init__(self, size: int) -> None:
-        self._left, self._arrays = size, list[tuple[int, int]]()
+        self._left = size
+        self._arrays = list[tuple[int, int]]()
 
     def count(self, size: int) -> None:
         """Raise ValueError if more bytes were read than the file has."""
@@ -307,7 +312,8 @@ def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
 
 def _pack(builder: flatbuffers.Builder, name: str, array: np.ndarray, *, nominal: bool = False) -> int:
     content = b"" if nominal else np.ascontiguousarray(array).tobytes()
-    text, raw = builder.CreateString(name), builder.CreateByteVector(content)
+    text = builder.CreateString(name)
+    raw = builder.CreateByteVector(content)
     builder.StartVector(8, array.ndim, 8)
     for size in reversed(array.shape):  # a FlatBuffer is written from its end
         builder.PrependInt64(size)
@@ -343,7 +349,8 @@ def _bag(builder: flatbuffers.Builder, properties: Mapping[str, int | float | st
         kind = next((i for i, (one, _) in enumerate(kinds) if type(value) is one), None)
         if kind is None:
             raise TypeError(f"Properties are int, float or str, got {name}={value!r}.")
-        written, text = kinds[kind][1](value), builder.CreateString(name)
+        written = kinds[kind][1](value)
+        text = builder.CreateString(name)
         builder.StartObject(2)
         builder.PrependUOffsetTRelativeSlot(0, text, 0)
         prepend = (builder.PrependInt64Slot, builder.PrependFloat32Slot, builder.PrependUOffsetTRelativeSlot)[kind]

@@ -68,7 +68,8 @@ class CrossEntropyLoss(blocks.Block):
         self, weight: np.ndarray | None = None, reduction: str = "mean", ignore_index: int | None = None
     ) -> None:
         super().__init__()
-        self._weight, self._reduction = weight, blocks.require_reduction(reduction)
+        self._weight = weight
+        self._reduction = blocks.require_reduction(reduction)
         self._ignore_index = ignore_index
 
     def loss_link(self, task: Task) -> Link:
@@ -114,8 +115,12 @@ class BCEWithLogitsLoss(blocks.Block):
         super().__init__()
         self._weight, self._pos_weight = weight, pos_weight
         self._reduce = blocks.reducing(reduction)
-        self._sigmoid, self._log, self._neg = blocks.Sigmoid(), blocks.Log(), blocks.Neg()
-        self._sub, self._add, self._mul = blocks.Sub(), blocks.Add(), blocks.Mul()
+        self._sigmoid = blocks.Sigmoid()
+        self._log = blocks.Log()
+        self._neg = blocks.Neg()
+        self._sub = blocks.Sub()
+        self._add = blocks.Add()
+        self._mul = blocks.Mul()
 
     def loss_link(self, task: Task) -> Link:
         return "identity" if task == "regression" else "sigmoid"

@@ -187,14 +187,16 @@ def _as_built(source: ir.Model, wrt: Sequence[str], loss: str, engine: str) -> i
 
 def accumulate(model: onnx.ModelProto, wanted: Collection[str]) -> None:
     """Accumulate the gradients in buffers, in place; flags replace the gradients among the outputs."""
-    graph, gradients = model.graph, {f"{name}_grad" for name in wanted}
+    graph = model.graph
+    gradients = {f"{name}_grad" for name in wanted}
     outputs = []
     for i, output in enumerate(graph.output):
         if output.name not in gradients:
             outputs.append(output)
             continue
         buffer, flag = (f"{output.name}.accumulation.{end}" for end in ("buffer", "out"))
-        inputs, domain = [buffer, output.name, RESET], "com.microsoft"
+        inputs = [buffer, output.name, RESET]
+        domain = "com.microsoft"
         node = onnx.helper.make_node(
             "InPlaceAccumulatorV2", inputs, [flag], name=f"GradientAccumulator{i}", domain=domain
         )
