@@ -556,7 +556,8 @@ def labels_that_count(labels: np.ndarray, ignore_label: object) -> np.ndarray:
     if not _may_lack_labels(labels):
         return mask_of_labels(labels, ignore_label)
     there = mask_of_labels(labels, math.nan)
-    filled = np.where(there, labels, None if labels.dtype == object else 0)
+    filled = labels.copy()
+    filled[~there] = None if labels.dtype == object else 0
     return np.asarray(there & mask_of_labels(filled, ignore_label))
 
 
