@@ -59,7 +59,7 @@ from .._model.packed_examples import packed_model
 from .._model.trainable import TrainableModel, with_scores_from_output
 from .._ort import devices
 from .._ort.devices import Device
-from .._training.rows_meet import meet_in_batch, meeting_in
+from .._training.rows_meet import meet_in_batch, meet_in_numbers, meeting_in
 from .._utils.errors import refusing
 from ..exceptions import ModelError, warn
 from ..models import MODELS, ModelLike, resolve_builder
@@ -187,7 +187,8 @@ def reference_output(
         file = max(one for one in (file, other) if one is not None)  # the less complete of both
 
     if graph.batch is not None:
-        if meet_in_batch(reduced, graph.output, graph.parameters, graph.batch):
+        met = meet_in_batch(reduced, graph.output, graph.parameters, graph.batch)
+        if met or _meet_in_data(predictor, columns, graph.batch):
             raise _across_batch(graph.output, graph.batch, ModelError)
         numbers = _as_flat_rows(found).astype(np.float64)
         return ReferenceOutput(reduced, graph.output, rows, numbers, found.shape[1:], file=file, batch=graph.batch)
@@ -214,6 +215,23 @@ def reference_output(
                 f"number and shuffle=False."
             )
     return ReferenceOutput(reduced, graph.output, rows, numbers.astype(np.float64), found.shape[1:], file=file)
+
+
+def _meet_in_data(predictor: Predictor, columns: Mapping[str, InputData], batch: int) -> bool:
+    """Return True if results of rows of the data depend on the other rows of a pass, or on their place in it.
+
+    A graph may run on none of the random numbers of other trials, such as one that selects rows of a table.
+    """
+    n = len(next(iter(columns.values())))
+
+    def run(feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        return [predictor.run({name: InputData(of, of.dtype) for name, of in feeds.items()}, np.arange(batch))]
+
+    def draw(trial: int, size: int) -> dict[str, np.ndarray]:
+        rows = np.random.RandomState(trial).randint(n, size=size)
+        return {name: np.array(column.rows(rows)) for name, column in columns.items()}
+
+    return batch > 1 and bool(meet_in_numbers(run, draw, batch))
 
 
 def require_target_of_each_row(name: str, found: np.ndarray, n_rows: int) -> None:

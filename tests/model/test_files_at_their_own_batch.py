@@ -238,3 +238,26 @@ def test_scores_with_axes_of_one_element_are_columns():
     expected = X @ fitted.weights_["W"] + fitted.weights_["B"]
     assert_allclose(fitted.decision_function(X), expected, atol=1e-5)
     assert_array_equal(fitted.predict(X), expected.argmax(axis=1))
+
+
+@pytest.mark.parametrize(
+    "second", ["half = Add(e0, e1) g1 = Identity(half)", "g1 = Mul(e1, three)"], ids=["other rows", "place"]
+)
+def test_rows_of_a_table_that_depend_on_their_batch_are_refused(second):
+    # Rows select from a table, so the graph runs on none of the numbers drawn for trials.
+    graph = parsed(
+        f"""d = Sub(x, hundred) c = Cast<to = 7>(d) r0 = Gather<axis = 0>(c, i0) r1 = Gather<axis = 0>(c, i1)
+        e0 = Gather<axis = 0>(T, r0) e1 = Gather<axis = 0>(T, r1) {second} s0 = MatMul(e0, V) s1 = MatMul(g1, V)
+        out = Concat<axis = 0>(s0, s1)""",
+        "float[2, 1] x",
+        "float[2, 1] out",
+        T=RNG.normal(size=(3, 4)).astype(np.float32),
+        V=V,
+        hundred=np.float32(100),
+        three=np.float32(3),
+        i0=np.array(0),
+        i1=np.array(1),
+    )
+    table = np.array([[100], [102], [101], [102]], np.float32)
+    with pytest.raises(ModelError, match="on its place among the 2 rows"):
+        OrtGradientRegressor(graph, max_iter=1).fit(table, np.arange(4.0))
