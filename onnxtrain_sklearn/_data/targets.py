@@ -31,7 +31,7 @@ from .._model.declared_targets import DeclaredTargets
 from .._model.links import Task
 from .._utils.typing import SparseLike
 from ..exceptions import warn
-from .columns import require_no_times, require_unmasked
+from .columns import require_in_memory, require_no_times, require_unmasked
 
 Classes: TypeAlias = "np.ndarray | list[np.ndarray] | None"
 
@@ -534,6 +534,7 @@ def masked_labels(y: ArrayLike, ignore_label: object) -> tuple[np.ndarray, np.nd
     Missing labels (NaN, None) of rows with several never count; of rows with one label, ``ignore_label`` decides.
     """
     several: object = y
+    require_in_memory(several, "y")
     if sp.issparse(several):
         if ignore_label is None or mask_of_labels(several.data, ignore_label).all():
             return None

@@ -88,8 +88,14 @@ def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
 
     Only axes of size one are dropped; a value with three longer axes is returned unchanged.
     """
-    long = [] if value.shape is None else [size for size in value.shape[1:] if size != 1]
-    if value.shape is None or len(value.shape) < 3 or len(long) > 1:
+    if value.shape is None or len(value.shape) < 3:
+        return value
+    # The rows are on the first axis that may be long. An axis of one row counts if no other size is free: (1, k, 1) is a
+    # row of k.
+    sizes = list(value.shape)
+    rows = 0 if all(isinstance(size, int) for size in sizes) else next(i for i, n in enumerate(sizes) if n != 1)
+    long = [size for size in sizes[rows + 1 :] if size != 1]
+    if len(long) > 1:
         return value
     width = long[0] if long else 1
     return op.Reshape(value, [-1, width]) if isinstance(width, int) else op.Flatten(value, axis=1)
