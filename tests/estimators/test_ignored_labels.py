@@ -258,7 +258,8 @@ def test_each_label_is_fitted_to_the_rows_that_have_it(engine):
 @pytest.mark.parametrize("scoring", ["neg_log_loss", "neg_brier_score", None])
 def test_scores_of_held_out_rows_leave_missing_labels_out(scoring):
     y = np.where(indicators() == -100, np.nan, indicators())
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         fitted = new(scoring=scoring).fit(X, y, WEIGHTS, X_val=X, y_val=y, sample_weight_val=WEIGHTS)
         score = fitted.score(X, y, WEIGHTS)
     there, found = ~np.isnan(y), fitted.predict_proba(X).astype(float)
