@@ -122,7 +122,9 @@ class GraphBuilder:
         self.opset: int = graph.opset_imports.get("", 0)
         self._prefix = prefix
         self._constant_nodes = constant_nodes
-        self._emitted: dict[tuple[object, ...], Sequence[ir.Value]] | None = {} if shared else None
+        # Keys hold the identities of operands and bodies. These stay here too, beside the results, because later edits
+        # may let go of them, and another value could then get the identity of one of them.
+        self._emitted: dict[tuple[object, ...], tuple[object, Sequence[ir.Value]]] | None = {} if shared else None
         self._tape = ir.tape.Tape(graph)
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
@@ -173,7 +175,7 @@ class GraphBuilder:
         attributes = {key: int(a) if isinstance(a, bool) else a for key, a in attributes.items()}
         identity = () if self._emitted is None else (op_type, domain, outputs, *map(id, values), _hashable(attributes))
         if self._emitted is not None and identity in self._emitted:
-            return self._emitted[identity]
+            return self._emitted[identity][1]
         # Make attributes of integers here, because onnx_ir checks lists against its protocols, which takes 0.1 ms.
         typed = {
             key: ir.AttrInt64s(key, a)
@@ -188,7 +190,7 @@ class GraphBuilder:
             if i in types:
                 result.dtype = types[i]
         if self._emitted is not None:
-            self._emitted[identity] = results
+            self._emitted[identity] = ((values, attributes), results)
         return results
 
     def constant(self, array: np.ndarray) -> ir.Value:

@@ -120,6 +120,8 @@ def read_before_parsing(kind: type, read: Callable[[Any], Any]) -> None:
         found = read(model)
         if found is not model and scope.options is not None and id(model) in scope.options:
             scope.add_options(id(found), scope.options[id(model)])
+            # Options are found by identity, which a later object would get if this one were let go of.
+            vars(scope).setdefault("models_read", []).append(found)
         return parse(scope, found, inputs, custom_parsers=custom_parsers)
 
     parsers[kind] = parse_read

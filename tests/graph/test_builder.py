@@ -92,6 +92,18 @@ def test_equal_constants_are_shared():
     assert sum(float(v.const_value.numpy().ravel()[0]) == 2 for v in op.graph.initializers.values()) == 1
 
 
+def test_shared_nodes_of_values_that_were_let_go_are_not_reused():
+    op, x = builder(shared=True)
+    results = []
+    for i in range(50):  # CPython soon gives a new value the identity of a freed one
+        value = ir.Value(name=f"temporary {i}", type=x.type, shape=x.shape)
+        results.append(op.Sin(value))
+        results[-1].producer().replace_input_with(0, x)
+        del value
+    assert len({id(result) for result in results}) == 50
+    assert op.Sin(x) is op.Sin(x)
+
+
 def test_zero_and_minus_zero_are_two_constants():
     op, _ = builder()
     assert op.value(0.0) is not op.value(-0.0)
