@@ -27,7 +27,7 @@ from .._pretrained.comparison import require_target_of_each_row
 from .._pretrained.ml_files import FittedFile
 from .._training.loss_graph import TARGET, as_target
 from .._utils.typing import MatrixLike
-from ..losses import reconstructs
+from ..losses.regression import reconstructs
 from ..models import keywords_of, resolve_builder
 from ..models.given import bare_model
 from .call import Call, Examples

@@ -19,7 +19,7 @@ from .._model.modes import inference_form
 from .._model.trainable import TrainableModel
 from .._utils.typing import MatrixLike
 from ..exceptions import ModelError
-from ..losses import reconstructs
+from ..losses.regression import reconstructs
 from ..models import Linear, resolve_builder
 from ..models.given import resolve_graph_model
 from .examples import graph_inputs

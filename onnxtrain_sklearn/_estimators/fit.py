@@ -42,7 +42,7 @@ from .._utils.cache import content
 from .._utils.errors import refusing
 from ..callbacks.base import State
 from ..exceptions import DivergenceError, ModelError, warn
-from ..losses import reconstructs
+from ..losses.regression import reconstructs
 from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig, default_alpha, factor_for_tails

@@ -70,8 +70,9 @@ from .._training.step_parts import StepSettings, TrainedPositions
 from .._utils.cache import with_attributes
 from .._utils.typing import ClassWeight
 from ..exceptions import ModelError, warn
-from ..losses import LOSSES, DistributionLoss, Loss, Quantiles, reconstructs, resolve_loss
+from ..losses import LOSSES, DistributionLoss, Loss, Quantiles, resolve_loss
 from ..losses.base import LabelKind, LossOfRows
+from ..losses.regression import reconstructs
 from .call import Examples, FitContext
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters

@@ -18,7 +18,8 @@ from .._data.targets import checked_weights, numbers_in_part, without_missing
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike, Predictions, TableLike
-from ..losses import Loss, LossBlock, reconstructs
+from ..losses import Loss, LossBlock
+from ..losses.regression import reconstructs
 from ..models.given import resolve_graph_model
 from .base import BaseOrtGradient
 from .call import Call

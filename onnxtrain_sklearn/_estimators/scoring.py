@@ -35,7 +35,8 @@ from .._utils.cache import with_attributes
 from .._utils.typing import MatrixLike
 from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest
-from ..losses import Loss, reconstructs
+from ..losses import Loss
+from ..losses.regression import reconstructs
 from .call import Call, Examples, FitContext
 from .config import TrainingConfig
 from .examples import scaled_values, validation_examples

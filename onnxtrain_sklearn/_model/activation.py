@@ -90,8 +90,8 @@ def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
     """
     if value.shape is None or len(value.shape) < 3:
         return value
-    # The rows are on the first axis that may be long. An axis of one row counts if no other size is free: (1, k, 1) is a
-    # row of k.
+    # The rows are on the first axis that may be long. An axis of one row counts if no other size is free: (1, k, 1) is
+    # a row of k.
     sizes = list(value.shape)
     rows = 0 if all(isinstance(size, int) for size in sizes) else next(i for i, n in enumerate(sizes) if n != 1)
     long = [size for size in sizes[rows + 1 :] if size != 1]

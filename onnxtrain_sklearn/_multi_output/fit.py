@@ -72,7 +72,8 @@ from .._training.step_parts import OutputLoss, StepSettings, TotalLoss
 from .._utils.params import Declaration, Instance, OneOf
 from .._utils.typing import MatrixLike
 from ..exceptions import InvalidParameterError, ModelError, nearest
-from ..losses import Loss, reconstructs, resolve_loss
+from ..losses import Loss, resolve_loss
+from ..losses.regression import reconstructs
 from ..models import GraphModel, resolve_builder
 from ..models.given import resolve_graph_model
 

@@ -78,7 +78,8 @@ from .._training.history import EpochRows
 from .._utils.errors import refusing
 from .._utils.params import COUNT, POSITIVE, Declaration, Instance, OneOf, Range, RowChoice, declare
 from .._utils.typing import ClassWeight, MatrixLike, Predictions, TableLike, Validation
-from ..losses import LOSSES, Loss, SquaredError, reconstructs, resolve_loss
+from ..losses import LOSSES, Loss, SquaredError, resolve_loss
+from ..losses.regression import reconstructs
 from ..runtime import Runtime
 from .ensemble import (
     MemberRecipe,

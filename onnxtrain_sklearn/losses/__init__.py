@@ -65,8 +65,3 @@ def resolve_loss(loss: str | Loss | LossBlock, widths: tuple[int, ...] = ()) -> 
     if not isinstance(loss, str | Loss | type) and isinstance(loss, LossBlock):
         loss = loss.as_loss(widths)
     return resolve("loss", loss, LOSSES, Loss)
-
-
-def reconstructs(loss: object) -> bool:
-    """Return True if the targets of a loss are the rows of X themselves."""
-    return loss == Reconstruction.name if isinstance(loss, str) else isinstance(loss, Reconstruction)

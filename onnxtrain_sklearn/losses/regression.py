@@ -53,6 +53,11 @@ class Reconstruction(SquaredError):
     name = "reconstruction"
 
 
+def reconstructs(loss: object) -> bool:
+    """Return True if the targets of a loss are the rows of X themselves."""
+    return loss == Reconstruction.name if isinstance(loss, str) else isinstance(loss, Reconstruction)
+
+
 class AbsoluteError(RegressionLoss):
     r"""Absolute error, :math:`|s - y|`; its minimum is the conditional median.
 
