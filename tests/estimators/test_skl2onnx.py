@@ -363,6 +363,7 @@ from skl2onnx._supported_operators import sklearn_operator_name_map as known
 assert not any(kind.__module__.startswith("onnxtrain_sklearn") for kind in known)
 onnxtrain_sklearn.register_converters()
 names = "OrtGradientClassifier OrtGradientRegressor RealMLPClassifier RealMLPRegressor TabMClassifier TabMRegressor"
+names += " OrtGradientMultiOutput FeatureStep"
 assert {kind.__name__ for kind in known if kind.__module__.startswith("onnxtrain_sklearn")} == set(names.split())
 """
     run_in_new_process(program)

@@ -166,7 +166,7 @@ def test_predictions_for_several_labels():
 
 
 @pytest.mark.parametrize("scaling", ["auto", None])
-@pytest.mark.parametrize("loss", [name for name, task in TASKS if task == "regression"])
+@pytest.mark.parametrize("loss", [n for n, task in TASKS if task == "regression" and n != "reconstruction"])
 def test_predictions_of_numbers(loss, scaling):
     _, X, y = task_of(loss, "regression")
     y = y * [10.0, 100.0]
@@ -175,7 +175,7 @@ def test_predictions_of_numbers(loss, scaling):
     by_log = loss in ("poisson", "gamma", "tweedie", "negative_binomial", "gamma_nll")
     means = np.exp(scores) if by_log else scores
     expected = means.mean(axis=1)[:, :2]  # the further scores are not predicted
-    if scaling and loss not in ("negative_binomial", "gamma_nll"):  # these keep the unit of y
+    if scaling and loss != "negative_binomial":  # keeps the unit of y
         expected = expected * y.mean(axis=0) if by_log else expected * y.std(axis=0) + y.mean(axis=0)
     assert_allclose(fitted.predict(X), expected, rtol=1e-4, atol=1e-4)
 
