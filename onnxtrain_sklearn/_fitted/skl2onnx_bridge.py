@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +49,24 @@ def register_when_imported(register: Callable[[], None]) -> None:
 
 
 def register_waiting() -> None:
-    """Run the registrations that wait, if skl2onnx has been imported since."""
+    """Run the registrations that wait, if skl2onnx has been imported since.
+
+    Networks also train where skl2onnx lacks a name that these need; a conversion of this package then reports it.
+    """
+    with suppress(ModelError):
+        _register()
+
+
+def _register() -> None:
     if _waiting and sys.modules.get("skl2onnx") is not None:
         ready = list(_waiting)
         _waiting.clear()  # clear first, because registering imports skl2onnx, which calls this function
-        for register in ready:
-            register()
+        try:
+            for register in ready:
+                register()
+        except ModelError:
+            _waiting.extend(ready)
+            raise
 
 
 def package() -> Any:
@@ -81,7 +94,7 @@ def _imported_module(module: str) -> Any:
             f"Fitted scikit-learn models are converted by skl2onnx, which cannot be imported ({error}). Install it: "
             f"pip install skl2onnx."
         ) from error
-    register_waiting()
+    _register()
     return found
 
 
