@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_array
 
-from .._model.packed_examples import SIZES
+from .._model.batch_axis import SIZES
 from .._model.trainable import TensorSpec
 from .._utils.typing import DType
 from .columns import InputData, require_no_times, shaped, warn_of_rounding

@@ -22,6 +22,7 @@ import onnx_ir as ir
 from .._ir.edits import remove_unread, replace_value
 from .._ir.queries import number_of, operand
 from ..graph import GraphBuilder
+from .batch_axis import SIZES
 
 LOG_EPSILON = 1e-7
 """Number added to probabilities and means before their logarithm, to keep it finite."""
@@ -90,10 +91,12 @@ def as_rows(op: GraphBuilder, value: ir.Value) -> ir.Value:
     """
     if value.shape is None or len(value.shape) < 3:
         return value
-    # The rows are on the first axis that may be long. An axis of one row counts if no other size is free: (1, k, 1) is
-    # a row of k.
+    # The rows are on the first axis that may be long. An axis of one row counts if no other one can be that of the
+    # rows, because its size is fixed or given with an example: (1, k, 1) is then a row of k.
     sizes = list(value.shape)
-    rows = 0 if all(isinstance(size, int) for size in sizes) else next(i for i, n in enumerate(sizes) if n != 1)
+    is_example = any(one.name == SIZES for one in op.graph.inputs)
+    one_row = is_example or all(isinstance(size, int) for size in sizes)
+    rows = 0 if one_row else next(i for i, size in enumerate(sizes) if size != 1)
     long = [size for size in sizes[rows + 1 :] if size != 1]
     if len(long) > 1:
         return value

@@ -28,6 +28,9 @@ from .._ir.queries import attribute, constant, dims, graphs_in, kind, node_label
 from .._ir.shape_values import Integers, evaluate, is_complete, note_constant
 from .._ir.shapes import forget_shapes, infer_shapes
 
+SIZES = "sizes_of_example"
+"""Name of the input that graphs of one example a pass have: the sizes of its free axes, in the order of the inputs."""
+
 
 def with_batch(model: ir.Model, batch: int) -> ir.Model:
     """Return a clone whose inputs have ``batch`` rows, with shapes inferred anew.

@@ -21,11 +21,8 @@ from .._ir.edits import replace_value
 from .._ir.queries import dims
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
-from .batch_axis import infer_anew
+from .batch_axis import SIZES, infer_anew
 from .trainable import TensorSpec, TrainableModel
-
-SIZES = "sizes_of_example"
-"""Name of the input with the sizes of the free axes of an example, in the order of the inputs and of their axes."""
 
 _UNPACKED = "/of_one_example"
 """Suffix of the values that take the place of the inputs of the given graph."""
