@@ -1,6 +1,6 @@
 # Each target sets up all that it needs: a virtual environment in $(VENV), the package and one onnxruntime.
 #   make demo            train on three data sets, write ONNX files and a picture into demo-output/
-#   make quick           a case of every test, one proof of each gradient rule, no slow tests, in two minutes
+#   make quick           a case of every test, one proof of each gradient rule, no slow tests, in about two minutes
 #   make test            ruff, mypy and the tests: each rule, loss, optimizer, schedule, converter and error once
 #   make test-all        what make test runs, the further cases of every matrix, and slow tests
 #   make modules         the modules of the package, each with its subject
