@@ -1,4 +1,4 @@
-"""The rows that ``train`` reads: in memory, or in blocks of a table that has too many for it.
+"""The rows that ``train`` reads: in memory, or in blocks if the table does not fit.
 
 ``rows_to_train`` reads the table, decides about its target, and splits its rows. :class:`Rows` and :class:`BlockRows`
 give the same things: all rows in parts, some rows as a sample, and the arguments for ``fit``.

@@ -1,4 +1,4 @@
-"""Prove that a function may compute only the first rows of a minibatch, if the other rows have the weight zero.
+"""Prove that a function may compute only the first rows of a minibatch, if the other rows have weight zero.
 
 :func:`bound_rows` follows the states of rows (:class:`RowState`) through all stages. Either it is proven for each of
 them, or none is bounded. Row i of a value must depend on row i of the inputs only, and sums over rows may leave out

@@ -199,9 +199,8 @@ class ArrayBatches:
 
     def epoch(self, skip: int = 0) -> Iterator[Minibatch]:
         """Return the minibatches of the next epoch, as views into an array that the epoch after it overwrites."""
-        if (
-            self.size == len(self._rows) and self.passes == 1
-        ):  # draw nothing, because the order within a single minibatch does not matter
+        if self.size == len(self._rows) and self.passes == 1:
+            # Draw nothing, because the order within a single minibatch does not matter.
             if not self._minibatches:
                 self._minibatches = [self._gatherer.minibatch(self._order)._replace(fill=self._fill_once)]
         else:

@@ -1,4 +1,4 @@
-"""The transformer :class:`PaddedRows`: examples of different lengths as arrays of one length, with a mask."""
+"""The transformer :class:`PaddedRows`: examples of different lengths padded to one length, with a mask."""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ class HiddenFeatures(TransformerMixin):
 
     model: Any
     loss: Any
+    _state: FittedState
 
     def transform(self, X: MatrixLike) -> np.ndarray:
         """Return the values of a hidden layer, as features for another model.
@@ -97,7 +98,7 @@ class HiddenFeatures(TransformerMixin):
         check_is_fitted(self)
         if reads_source(X):
             raise TypeError("transform takes rows in memory: read the table first, a block at a time if it is large.")
-        state: FittedState = self._state  # type: ignore[attr-defined]
+        state = self._state
         columns = graph_inputs(self, X, state.graph.inputs_of_X, state.fitted, reset=False)
         sparse = sparse_inputs(columns)
         predictor = state.kept_predictor(
@@ -130,7 +131,7 @@ class HiddenFeatures(TransformerMixin):
     def _n_features(self) -> int:
         """Return the number of columns of :meth:`transform`."""
         # no property: ``dir`` computes all of them
-        state: FittedState = self._state  # type: ignore[attr-defined]
+        state = self._state
         (output,) = _features_model(state.graph, {}, *self._value_of_features()).graph.outputs
         width = None if output.shape is None else output.shape[-1]
         if not isinstance(width, int):
@@ -145,7 +146,7 @@ class HiddenFeatures(TransformerMixin):
 
     def _features_model(self) -> ir.Model:
         """Return the inference graph whose only output is the result of :meth:`transform`."""
-        state: FittedState = self._state  # type: ignore[attr-defined]
+        state = self._state
         if state.snapshots:
             raise ModelError("transform is for one network, and this estimator averages the snapshots of several.")
         return _features_model(state.deployed, state.weights(), *self._value_of_features())

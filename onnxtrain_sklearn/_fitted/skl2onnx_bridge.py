@@ -1,4 +1,4 @@
-"""Border to skl2onnx: the only module that imports it, and that knows its private names.
+"""Bridge to skl2onnx: the only module that imports it, and that knows its private names.
 
 skl2onnx is slow to import, so each function here imports it when called. skl2onnx keeps its converters in tables by
 class and by name. Its public interface adds entries; reading the tables, removing an entry and parsing a nested

@@ -1,1 +1,1 @@
-"""Helpers for every room: parameters, caches, errors of other libraries, types of their objects."""
+"""Helpers for every subpackage: parameters, caches, errors of other libraries, types of their objects."""

@@ -1,4 +1,4 @@
-"""Losses for labels: of two classes, of several classes, of several labels a row."""
+"""Losses for labels: of two classes, of several classes, of several labels per row."""
 
 from __future__ import annotations
 

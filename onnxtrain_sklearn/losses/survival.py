@@ -1,4 +1,4 @@
-"""Losses of times until an event, of which some are only known to be later than the time of the last look."""
+"""Losses of times until an event, some of which are right-censored."""
 
 from __future__ import annotations
 

@@ -281,6 +281,26 @@ def test_ignored_labels_of_a_target_in_a_list_train_as_those_of_one_name(tmp_pat
     assert same_bits(*fits)
 
 
+def test_labels_of_held_out_blocks_have_no_part_in_balanced_weights(tmp_path):
+    # Other labels in a block that is held out change neither the minibatches nor the weights of classes.
+    X, y = labels(120)
+    y[::4] = 2
+    settings = {"class_weight": "balanced", "early_stopping": True, "max_iter": 1}
+
+    def fit(labels_of_rows, name):
+        path = write(tmp_path / name, X, labels_of_rows, rows=5)
+        rows = RowBlocks(path, "y", buffer_rows=40, validation_split=0.25)
+        return classifier(**settings).fit(rows)
+
+    expected = fit(y, "given.parquet")
+    unchanged = 0
+    for i in range(24):
+        other = y.copy()
+        other[5 * i : 5 * (i + 1)] = 2
+        unchanged += same_bits(fit(other, f"{i}.parquet"), expected)
+    assert unchanged == 6
+
+
 def test_early_stopping_holds_out_no_block_without_weight(tmp_path):
     X, y = numbers()
     weights = np.where(np.arange(len(y)) < 150, 1.0, 0.0)  # six of 24 blocks

@@ -24,6 +24,7 @@ from onnxtrain_sklearn import (
 )
 from onnxtrain_sklearn.exceptions import ModelError
 from tests.helpers.environment import each_engine
+from tests.helpers.plain_steps import STEPS, assert_weights, logistic, squared
 from tests.model.test_constant_inputs import parsed
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -96,30 +97,6 @@ def trained(slope, targets, weights, batch_size, epochs, rate=0.1):
             step = {"W": x.T @ of_hidden, "B": of_hidden.sum(axis=0), "V": hidden.T @ of_scores}
             w = {name: w[name] - rate * step[name] for name in w}
     return w
-
-
-def squared(score, target):
-    return 2 * (score - target)
-
-
-def logistic(score, label):
-    return 1 / (1 + np.exp(-score)) - label
-
-
-STEPS = {
-    "optimizer": SGD(momentum=0.0),
-    "learning_rate_init": 0.1,
-    "alpha": 0.0,
-    "shuffle": False,
-    "tol": 0.0,
-    "n_iter_no_change": 100,
-}
-
-
-def assert_weights(estimator, expected):
-    assert sorted(estimator.weights_) == sorted(expected)
-    for name, array in expected.items():
-        assert_allclose(estimator.weights_[name], array, rtol=2e-5, atol=2e-6)
 
 
 @each_engine
