@@ -14,8 +14,8 @@ from ._ir.limits import ModelLimits, model_limits
 from ._multi_output.estimator import OrtGradientMultiOutput
 from ._multi_output.export_training import export_training
 from ._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
-from ._recipes.skl2onnx_registration import register_converters
 from ._recipes.tabm import TabMClassifier, TabMRegressor
+from ._skl2onnx.registration import register_converters
 from ._utils.cache import clear_cache
 from .adapters import LoRA
 from .finetuning import FineTuner

@@ -1,1 +1,1 @@
-"""The estimators: scikit-learn's interface to a training run, and their converters for skl2onnx."""
+"""The estimators: scikit-learn's interface to a training run."""

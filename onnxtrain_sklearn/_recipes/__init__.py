@@ -2,6 +2,5 @@
 
 ``realmlp`` and ``tabm`` are the public estimators, and ``base`` their base class. ``raw_table`` decides which cells are
 numbers, categories or missing, ``preprocessing`` turns them into a matrix of floats, and ``ensemble`` trains the
-networks and joins their graphs, or exports the networks before training. ``skl2onnx_registration`` converts recipes
-inside pipelines of scikit-learn.
+networks and joins their graphs, or exports the networks before training.
 """

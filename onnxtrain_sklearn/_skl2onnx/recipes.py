@@ -1,4 +1,4 @@
-"""skl2onnx converters for the estimators for tables, so that pipelines and ensembles that contain them convert.
+"""Converters of skl2onnx for RealMLP and TabM.
 
 What is embedded is the graph of ``to_onnx``, which takes the raw table: one matrix of numbers, or, if a column is
 text, an input for each column.
@@ -8,28 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
-from .._estimators.skl2onnx_converter import register_estimators
-from .._estimators.skl2onnx_graphs import (
-    VARIABLE_TYPES,
-    append_to_container,
-    in_target_opset,
-    number_type,
-    require_sortable,
-)
 from .._fitted import skl2onnx_bridge
 from .._ir.edits import replace_input
 from .._ir.protobuf import from_bytes
-from .._multi_output.skl2onnx_converter import register_multi_output
+from .._recipes.base import ClassifierRecipe
+from .._recipes.realmlp import RealMLPClassifier, RealMLPRegressor
+from .._recipes.tabm import TabMClassifier, TabMRegressor
 from .._utils.typing import Container, Operator, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
-from .base import ClassifierRecipe
-from .realmlp import RealMLPClassifier, RealMLPRegressor
-from .tabm import TabMClassifier, TabMRegressor
+from .graphs import VARIABLE_TYPES, append_to_container, in_target_opset, number_type, require_sortable, whole_classes
 
 OPTIONS = {
     "zipmap": [True, False, "columns"],
@@ -39,36 +30,8 @@ OPTIONS = {
 """The options of the classifiers' converter; without a decision function, they have no raw scores."""
 
 
-def register_converters() -> None:
-    """Register the converters of all estimators of this package with skl2onnx.
-
-    Pipelines and ensembles that contain these estimators can then be converted by skl2onnx. Importing
-    ``onnxtrain_sklearn`` after skl2onnx does the same, and so does the next ``fit`` or unpickling of one of the
-    estimators after skl2onnx was imported. Call this where skl2onnx is imported later than that.
-
-    The meta-estimators of scikit-learn that change numbers or labels, such as ``CalibratedClassifierCV`` or
-    ``VotingClassifier``, get converters that repeat ``predict`` around these estimators. A class for which you
-    registered a converter keeps it.
-
-    Raises
-    ------
-    ModelError
-        skl2onnx cannot be imported.
-
-    Examples
-    --------
-    >>> from sklearn.datasets import make_regression
-    >>> from sklearn.ensemble import BaggingRegressor
-    >>> from onnxtrain_sklearn import Linear, OrtGradientRegressor, register_converters
-    >>> X, y = make_regression(200, 5, random_state=0)
-    >>> bag = BaggingRegressor(OrtGradientRegressor(Linear(), optimizer="lbfgs"), 3, random_state=0).fit(X, y)
-    >>> from skl2onnx import to_onnx
-    >>> register_converters()
-    >>> [output.name for output in to_onnx(bag, X[:1].astype("float32"), target_opset=18).graph.output]
-    ['variable']
-    """
-    register_estimators()
-    register_multi_output()
+def register_recipes() -> None:
+    """Register the converters of RealMLP and TabM with skl2onnx."""
     for classifier in (RealMLPClassifier, TabMClassifier):
         name = f"OnnxtrainSklearn{classifier.__name__}"
         skl2onnx_bridge.register(classifier, name, _classifier_types, _convert, OPTIONS)
@@ -112,7 +75,7 @@ def _convert(scope: Scope, operator: Operator, container: Container) -> None:
             if _numbers_classes(estimator, scope) and estimator._task != "multilabel":
                 final = op.ArgMax(graph.outputs[1], axis=1, keepdims=False)
             elif wanted is ir.DataType.INT64:
-                _require_whole(estimator)
+                whole_classes(estimator.classes_)  # raises for fractions
         graph.outputs[i] = op.Identity(final) if wanted in (None, final.dtype) else op.Cast(final, to=wanted)
         graph.outputs[i].name = op.taken.free(f"final_{i}")
     del graph.outputs[len(operator.outputs) :]  # what a loss predicts besides, of which skl2onnx knows nothing
@@ -164,9 +127,3 @@ def _type_of(variable: Variable, estimator: Any) -> ir.DataType:
     if kind not in VARIABLE_TYPES:
         raise ModelError(f"{type(estimator).__name__} takes numbers and text, got a {kind} ({variable.raw_name!r}).")
     return VARIABLE_TYPES[kind]
-
-
-def _require_whole(estimator: Any) -> None:
-    classes = np.asarray(estimator.classes_)
-    if classes.dtype.kind == "f" and not (classes == np.rint(classes)).all():
-        raise ModelError(f"skl2onnx has labels that are integers or strings, the classes are {classes.tolist()}.")

@@ -27,7 +27,7 @@ from .._fitted.fitted_model import walk
 from .._utils.typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import DOUBLE, FLOAT, INT64, GraphBuilder
-from .skl2onnx_graphs import VARIABLE_TYPES, append_to_container, number_type, whole_classes
+from .graphs import VARIABLE_TYPES, append_to_container, number_type, whole_classes
 
 CLASSIFIER_OPTIONS = {
     "zipmap": [True, False, "columns"],
@@ -611,7 +611,7 @@ def _ensembles() -> dict[type, Ensemble]:
     }
 
 
-def register_ensembles() -> None:
+def register_meta_estimators() -> None:
     """Register the converters of this module, unless the user has registered others."""
     from sklearn.frozen import FrozenEstimator
     from sklearn.model_selection import RandomizedSearchCV

@@ -1,13 +1,9 @@
-"""Converters of skl2onnx for the estimators, so that pipelines and ensembles that contain them convert.
+"""Converters of skl2onnx for ``OrtGradientClassifier`` and ``OrtGradientRegressor``, to predict or to transform.
 
-:func:`register_estimators` registers them. A converter has two parts: one declares the types and shapes of the outputs,
-the other converts the inference graph to the requested opset, and adds its nodes and weights to the container under
+A converter brings the inference graph to the requested opset, and adds its nodes and weights to the container under
 names that are unique in the whole graph. So one graph can contain several of the estimators, and its outputs are those
 of ``predict``. Numeric outputs have the type of the input, as with all converters of skl2onnx; inside, the graph keeps
 its own type.
-
-``skl2onnx_ensembles`` converts the meta-estimators of scikit-learn around them, ``_recipes/skl2onnx_registration`` the
-estimators for tables.
 """
 
 from __future__ import annotations
@@ -21,6 +17,10 @@ import onnx_ir as ir
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
+from .._estimators.base import BaseOrtGradient
+from .._estimators.classifier import OrtGradientClassifier
+from .._estimators.fitted_state import predicting_model
+from .._estimators.regressor import OrtGradientRegressor
 from .._fitted import skl2onnx_bridge
 from .._fitted.fitted_model import Table
 from .._importers.quantization import requantized
@@ -30,12 +30,7 @@ from .._ir.edits import replace_input
 from .._utils.typing import Container, Operator, Scope
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
-from .base import BaseOrtGradient
-from .classifier import OrtGradientClassifier
-from .fitted_state import predicting_model
-from .regressor import OrtGradientRegressor
-from .skl2onnx_ensembles import register_ensembles
-from .skl2onnx_graphs import VARIABLE_TYPES, append_to_container, in_target_opset, require_sortable
+from .graphs import VARIABLE_TYPES, append_to_container, in_target_opset, require_sortable, whole_classes
 
 CLASSIFIER_OPTIONS = {
     "zipmap": [True, False, "columns"],
@@ -47,7 +42,7 @@ CLASSIFIER_OPTIONS = {
 
 
 def register_estimators() -> None:
-    """Register the converters of the classifier, of the regressor and of scikit-learn's meta-estimators."""
+    """Register the converters of the classifier and the regressor with skl2onnx, where they predict or transform."""
     from sklearn.compose import ColumnTransformer
     from sklearn.pipeline import FeatureUnion, Pipeline
 
@@ -55,7 +50,6 @@ def register_estimators() -> None:
     name = "OnnxtrainSklearnClassifier"
     register(OrtGradientClassifier, name, _classifier_types, _convert_classifier, CLASSIFIER_OPTIONS)
     register(OrtGradientRegressor, "OnnxtrainSklearnRegressor", _regressor_types, _convert_regressor)
-    register_ensembles()
     if not skl2onnx_bridge.has_converter(FeatureStep):
         register(FeatureStep, "OnnxtrainSklearnFeatures", _feature_types, _convert_features)
         for kind in (Pipeline, FeatureUnion, ColumnTransformer):
@@ -178,9 +172,7 @@ def _decoding(estimator: OrtGradientClassifier, scope: Scope) -> Decoding:
     classes = _declared_classes(decoding)
     if scope.get_options(estimator, {"nocl": False})["nocl"]:
         classes = np.arange(len(classes))
-    if classes.dtype.kind == "f" and not (classes == np.rint(classes)).all():
-        raise ModelError(f"skl2onnx has labels that are integers or strings, the classes are {classes.tolist()}.")
-    return replace(decoding, classes=classes.astype(np.int64) if classes.dtype.kind in "iubf" else classes)
+    return replace(decoding, classes=whole_classes(classes))
 
 
 def _declared_classes(decoding: Decoding) -> np.ndarray:

@@ -11,20 +11,14 @@ from typing import Any
 import onnx_ir as ir
 from sklearn.utils.validation import check_is_fitted
 
-from .._estimators.skl2onnx_graphs import (
-    VARIABLE_TYPES,
-    append_to_container,
-    in_target_opset,
-    number_type,
-    require_sortable,
-)
 from .._fitted import skl2onnx_bridge
 from .._ir.edits import replace_input
 from .._ir.protobuf import from_bytes
+from .._multi_output.estimator import OrtGradientMultiOutput
 from .._utils.typing import Container, Estimator, Operator, Parsers, Scope, Variable
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
-from .estimator import OrtGradientMultiOutput
+from .graphs import VARIABLE_TYPES, append_to_container, in_target_opset, number_type, require_sortable
 
 NAME = "OnnxtrainSklearnMultiOutput"
 
