@@ -12,8 +12,8 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 GROUPS = {
-    "Model": "model loss trainable adapters variant embedding hidden_layer_sizes linear_part mini n_members "
-    "n_ensembles",
+    "Model": "model loss trainable adapters variant embedding hidden_layer_sizes linear_part "
+    "monotonic_cst mini n_members n_ensembles",
     "Training": "optimizer learning_rate_init learning_rate batch_size max_iter shuffle drop_last alpha l1_ratio "
     "dropout dropout_schedule label_smoothing weight_decay tol n_iter_no_change early_stopping scoring "
     "validation_split time_limit warm_start callbacks random_state",

@@ -45,7 +45,7 @@ from ..exceptions import InvalidParameterError, ModelError, instead_of, nearest
 from ..finetuning import FineTuner
 from ..graph import GraphBuilder, operators_of
 from ..losses import LOSSES, LossBlock, resolve_loss
-from ..models import MLP, MODELS, Builder, GraphModel, keywords_of, resolve_builder
+from ..models import MLP, MODELS, Builder, GraphModel, RealMLP, keywords_of, resolve_builder
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from ..models.given import resolve_graph_model
 from ..models.layers import signs_of_columns
@@ -336,7 +336,7 @@ class BuiltGraph(GraphPlan):
 
 def _with_signs_of_columns(builder: Builder, estimator: Any, examples: Examples) -> Builder:
     """Return a builder whose ``monotonic_cst`` has a sign for each column; raise ValueError for unsuitable targets."""
-    if not isinstance(builder, MLP) or builder.monotonic_cst is None:
+    if not isinstance(builder, MLP | RealMLP) or builder.monotonic_cst is None:
         return builder
     targets = examples.targets
     (column,) = examples.columns.values()

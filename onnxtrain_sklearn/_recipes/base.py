@@ -377,6 +377,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             "a table of at most buffer_rows rows": isinstance(examples, TableExamples),
             "one label a row": examples.task != "multilabel",
             "loss='squared_error'": self._has_linear_loss(),
+            "monotonic_cst=None": getattr(self, "monotonic_cst", None) is None,
             "targets without missing numbers": not (
                 isinstance(examples, TableExamples) and examples.targets.lacks_labels
             ),

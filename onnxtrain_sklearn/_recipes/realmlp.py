@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.regressor import OrtGradientRegressor
 from .._utils.cache import with_attributes
 from .._utils.params import COUNT, POSITIVE, Declaration, OneOf, Sizes, declare, documented
 from ..losses import LogLoss
 from ..models.embeddings import Embedding
+from ..models.layers import signs_of_columns
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
 from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
@@ -96,6 +99,11 @@ Whether a linear model is mixed with each network: logistic regression, or ridge
 preprocessed columns and the same rows. One share of all of them is chosen by the likelihood of the held-out rows. It
 helps where effects are linear and rows are few or positives rare. "auto": below 2,000 rows, if ``variant`` is "auto",
 rows are held out, and each has one label or all its numbers.""", (bool, OneOf(("auto",)))))
+    monotonic_cst: Any = declare(None, Declaration("array-like of int, dict of str or int to int, or None", """
+Columns of numbers in which the predictions never fall (1) or never rise (-1), if the other columns stay equal; 0: free.
+An array has a sign for each column, a dict names some by name or index. For losses of one score a target, and for two
+classes, whose second then gets more or less likely, or several labels a row. Missing numbers are beyond the order.""",
+        RealMLP.valid["monotonic_cst"]))
     batch_size: int = declare(256, Declaration("int", """
 Rows of a minibatch. Each epoch leaves out the last rows of its random order if they do not fill a minibatch.""",
         (COUNT,)))
@@ -118,7 +126,22 @@ Rows of a minibatch. Each epoch leaves out the last rows of its random order if 
         categories = preprocessing.code_columns or None
         sizes = self.hidden_layer_sizes
         assert not isinstance(sizes, str)
-        return RealMLP(self.variant, sizes, embedding=self.embedding, categories=categories)
+        signs = self._signs(preprocessing)
+        return RealMLP(self.variant, sizes, embedding=self.embedding, categories=categories, monotonic_cst=signs)
+
+    def _signs(self, preprocessing: Preprocessing) -> dict[int, int] | None:
+        """Return ``monotonic_cst`` by the columns of the preprocessed table."""
+        if self.monotonic_cst is None:
+            return None
+        names, numbers = preprocessing.names, preprocessing.numbers
+        signs = signs_of_columns(self.monotonic_cst, len(names), getattr(self, "feature_names_in_", None))
+        for place in np.flatnonzero(signs):
+            if place not in numbers:
+                raise ValueError(
+                    f"monotonic_cst is for columns of numbers, and column {names[place]!r} holds categories or times. "
+                    f"Leave it out; categories in order may be numbers."
+                )
+        return {j: int(signs[i]) for j, i in enumerate(numbers) if i < len(names) and signs[i]} or None
 
     def _training(self, n_rows: int, rate: float) -> dict[str, Any]:
         """Return the settings of the training on ``n_rows`` rows; ``rate`` is the learning rate for "auto"."""

@@ -143,10 +143,22 @@ def _monotone(op: GraphBuilder, x: ir.Value, weight: np.ndarray, name: str, sign
     """Emit a dense layer that rises or falls in the columns with a sign, by the absolute values of their weights."""
     w = op.parameter(f"{name}.weight", weight.astype(np.float32))
     b = op.parameter(f"{name}.bias", np.zeros(weight.shape[1], np.float32))
-    signed = op.Abs(w) if (signs == 1).all() else op.Mul(op.Abs(w), signs[:, np.newaxis])
-    if not signs.all():
-        signed = op.Add(signed, op.Mul(w, (signs == 0).astype(np.float32)[:, np.newaxis]))
-    return op.Gemm(x, signed, b)
+    return op.Gemm(x, signed_weight(op, w, signs), b)
+
+
+def signed_weight(op: GraphBuilder, w: ir.Value, signs: np.ndarray) -> ir.Value:
+    """Emit weights whose rows have these signs, by their absolute values; rows of sign 0 stay as they are."""
+    if (signs == 1).all():
+        return op.Abs(w)
+    signs = signs.astype(np.float32)[:, np.newaxis]
+    signed = op.Mul(op.Abs(w), signs)
+    return signed if signs.all() else op.Add(signed, op.Mul(w, (signs == 0).astype(np.float32)))
+
+
+def activated_both_ways(op: GraphBuilder, z: ir.Value, n_units: int, activation: str) -> ir.Value:
+    """Emit the activation in the first half of the units, and its reflection ``-activation(-z)`` in the others."""
+    ways = np.where(np.arange(n_units) < (n_units + 1) // 2, 1.0, -1.0).astype(np.float32)
+    return op.Mul(ACTIVATIONS[activation](op, op.Mul(z, ways)), ways)
 
 
 def normalized(op: GraphBuilder, x: ir.Value, size: int, kind: str, name: str) -> ir.Value:
@@ -272,6 +284,14 @@ NOT_MONOTONE = ("silu", "gelu", "mish")
 """Activations that fall somewhere."""
 
 
+def require_monotone(activation: str) -> None:
+    """Raise InvalidParameterError for an activation that falls somewhere."""
+    if activation in NOT_MONOTONE:
+        raise InvalidParameterError(
+            f"monotonic_cst needs an activation that never falls, such as 'relu' or 'tanh', got {activation!r}."
+        )
+
+
 class MLP(BaseBuilder):
     """Multi-layer perceptron.
 
@@ -379,11 +399,7 @@ class MLP(BaseBuilder):
         for name, value in others.items():
             if getattr(self, name) != value:
                 raise InvalidParameterError(f"monotonic_cst needs {name}={value}, got {getattr(self, name)!r}.")
-        if self.activation in NOT_MONOTONE:
-            raise InvalidParameterError(
-                f"monotonic_cst needs an activation that never falls, such as 'relu' or 'tanh', got "
-                f"{self.activation!r}."
-            )
+        require_monotone(self.activation)
 
     def build(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None = None
@@ -401,18 +417,15 @@ class MLP(BaseBuilder):
             signs = signs_of_columns(self.monotonic_cst, n_features)
             for i in range(hidden + 1):
                 x = _monotone(op, x, drawn[f"layers.{i}.weight"], f"layers.{i}", signs)
-                x = x if i == hidden else self._activated_both_ways(op, x, drawn[f"layers.{i}.weight"].shape[1])
-                signs = np.ones(drawn[f"layers.{i}.weight"].shape[1], np.float32)
+                n_units = drawn[f"layers.{i}.weight"].shape[1]
+                if i < hidden:
+                    h = activated_both_ways(op, x, n_units, self.activation)
+                    x = dropped_out(op, h, float(self.dropout))
+                signs = np.ones(n_units, np.float32)
             return finish(graph, x, n_outputs)
         for i in range(hidden):
             x = self._hidden(op, x, f"layers.{i}", drawn)
         return finish(graph, dense(op, x, drawn[f"layers.{hidden}.weight"], f"layers.{hidden}"), n_outputs)
-
-    def _activated_both_ways(self, op: GraphBuilder, z: ir.Value, n_units: int) -> ir.Value:
-        """Emit the activation in the first half of the units, and its reflection ``-activation(-z)`` in the others."""
-        ways = np.where(np.arange(n_units) < (n_units + 1) // 2, 1.0, -1.0).astype(np.float32)
-        h = op.Mul(ACTIVATIONS[self.activation](op, op.Mul(z, ways)), ways)
-        return dropped_out(op, h, float(self.dropout))
 
     def _drawn(
         self, n_features: int, n_outputs: int, random_state: int | np.random.RandomState | None

@@ -23,7 +23,7 @@ from sklearn.utils import check_random_state
 from .._data.columns import require_in_memory
 from .._ir.edits import insert_after
 from .._utils.cache import content
-from .._utils.params import BELOW_ONE, CODE_COLUMNS, COUNT, Instance, OneOf, Rules, Sizes
+from .._utils.params import BELOW_ONE, CODE_COLUMNS, COUNT, ColumnSigns, Instance, OneOf, Rules, Sizes
 from ..graph import GraphBuilder
 from .base import BaseBuilder, Draft
 from .embeddings import (
@@ -38,7 +38,17 @@ from .embeddings import (
     side_by_side,
     some_rows,
 )
-from .layers import ACTIVATIONS, DEVIATIONS, empty_graph, finish, layer_sizes
+from .layers import (
+    ACTIVATIONS,
+    DEVIATIONS,
+    activated_both_ways,
+    empty_graph,
+    finish,
+    layer_sizes,
+    require_monotone,
+    signed_weight,
+    signs_of_columns,
+)
 
 MAX_ONE_HOT, VECTOR_SIZE = 9, 8
 """A categorical column of at most so many codes becomes indicators, one of more a vector of so many numbers."""
@@ -76,6 +86,8 @@ class RealMLP(BaseBuilder):
     categories : dict of int to int, default=None
         Categorical columns: their numbers, and how many codes each has. Code 0 stands for a missing category. Columns
         of up to 9 codes become indicators, scaled as numbers are; larger ones become trained vectors of 8 numbers.
+    monotonic_cst : array-like of int of shape (n_features,), dict of str or int to int, or None, default=None
+        Numeric columns in which the predictions never fall (1) or never rise (-1), as in :class:`MLP`.
 
     Attributes
     ----------
@@ -91,6 +103,9 @@ class RealMLP(BaseBuilder):
     The parameters are named ``embedding.something``, ``categories.weight``, ``scale`` (n_columns,),
     ``layers.0.weight`` (n_in, n_out), ``layers.0.bias`` (n_out,), ``layers.0.activation`` (n_out,), ... Two classes
     have two outputs inside, whose difference is the score.
+
+    With ``monotonic_cst``, constrained columns have no embedding, weights get signs by absolute values as in
+    :class:`MLP`, activations are plain ("auto": "selu"), two classes have one output, and all layers start as in "td".
 
     References
     ----------
@@ -119,6 +134,7 @@ class RealMLP(BaseBuilder):
         "embedding": (OneOf(("auto", *EMBEDDINGS)), Instance(Embedding, "an Embedding object"), None),
         "dropout": (BELOW_ONE, OneOf(("auto",))),
         "categories": (CODE_COLUMNS, None),
+        "monotonic_cst": (ColumnSigns(), None),
     }
 
     def __init__(
@@ -129,6 +145,7 @@ class RealMLP(BaseBuilder):
         embedding: str | Embedding | None = "auto",
         dropout: float | str = "auto",
         categories: Mapping[int, int] | None = None,
+        monotonic_cst: Any = None,
     ) -> None:
         self.variant = variant
         self.hidden_layer_sizes = hidden_layer_sizes
@@ -136,6 +153,13 @@ class RealMLP(BaseBuilder):
         self.embedding = embedding
         self.dropout = dropout
         self.categories = categories
+        self.monotonic_cst = monotonic_cst
+
+    def validate(self) -> None:
+        """Raise InvalidParameterError if a setting breaks its rules, or does not go with ``monotonic_cst``."""
+        super().validate()
+        if self.monotonic_cst is not None and self.activation != "auto":
+            require_monotone(self.activation)
 
     @property
     def learning_rate_factors(self) -> dict[str, float]:
@@ -180,85 +204,131 @@ class RealMLP(BaseBuilder):
         task = task_of(y)
         rows = None if X is None else some_rows(X, rng)
         table = coded_table(n_features, self.categories, self._max_one_hot())
-        columns = self._columns(table, rng, rows)
+        given = None if self.monotonic_cst is None else signs_of_columns(self.monotonic_cst, n_features)
+        columns, signs = self._columns(table, rng, rows, given)
         first = {**columns.weights, "scale": np.ones(columns.width, np.float32)}
         form = task, content(columns.constants)
         # The inputs of the first layer for these rows: its initial weights depend on them, and those of each further
         # layer on the results of the layer before.
         values = None
-        if rows is not None and self.variant == "td":
+        if rows is not None and (self.variant == "td" or signs is not None):
             own = (content(self), form) if columns.is_own else None
-            values = GraphPart(lambda op, x: _scaled_columns(op, x, columns, first), first, own).values(rows)
-        sizes = [columns.width, *layer_sizes(self.hidden_layer_sizes), outputs_inside(n_outputs, task)]
-        weights = first | self._drawn_layers(rng, sizes, values, self._activation(task))
-        return Draft(weights, form, lambda: self._graph(n_features, n_outputs, columns, weights, task))
+            values = GraphPart(lambda op, x: _scaled_columns(op, x, columns, first, signs), first, own).values(rows)
+        inside = n_outputs if signs is not None else outputs_inside(n_outputs, task)
+        sizes = [columns.width, *layer_sizes(self.hidden_layer_sizes), inside]
+        weights = first | self._drawn_layers(rng, sizes, values, self._activation(task), signs)
+        return Draft(weights, form, lambda: self._graph(n_features, n_outputs, columns, weights, task, signs))
 
     def _drawn_layers(
-        self, rng: np.random.RandomState, sizes: Sequence[int], values: np.ndarray | None, activation: str
+        self,
+        rng: np.random.RandomState,
+        sizes: Sequence[int],
+        values: np.ndarray | None,
+        activation: str,
+        signs: np.ndarray | None,
     ) -> dict[str, np.ndarray]:
         """Return the initial weights of all layers, given values of the first one's inputs."""
         weights, last = dict[str, np.ndarray](), len(sizes) - 2
         for i, (n_in, n_out) in enumerate(pairwise(sizes)):
             name = f"layers.{i}"
-            both = self._initial(rng, n_in, n_out, values, last=i == last)
+            own_signs = _signs_of_inputs(signs, i, n_in)
+            both = self._initial(rng, n_in, n_out, values, own_signs, last=i == last)
             drawn = {f"{name}.{kind}": a.astype(np.float32) for kind, a in zip(("weight", "bias"), both, strict=True)}
-            if i < last and self.variant == "td":
+            if i < last and self.variant == "td" and signs is None:
                 drawn[f"{name}.activation"] = np.ones(n_out, np.float32)
             # The initial weights of the next layer depend on its inputs: run this layer on the rows.
             if i < last and values is not None:
-                emit = partial(_hidden, name=name, weights=drawn, activation=activation)
-                part = GraphPart(emit, drawn, (name, n_out, activation))
+                emit = partial(_hidden, name=name, weights=drawn, activation=activation, signs=own_signs)
+                form = name, n_out, activation, None if own_signs is None else own_signs.tobytes()
+                part = GraphPart(emit, drawn, form)
                 values = part.values(values)
             weights |= drawn
         return weights
 
     def _graph(
-        self, n_features: int, n_outputs: int, columns: DrawnColumns, weights: Mapping[str, np.ndarray], task: str
+        self,
+        n_features: int,
+        n_outputs: int,
+        columns: DrawnColumns,
+        weights: Mapping[str, np.ndarray],
+        task: str,
+        signs: np.ndarray | None,
     ) -> onnx.ModelProto:
         graph, op, x = empty_graph(n_features)
-        h = _scaled_columns(op, x, columns, weights)
+        h = _scaled_columns(op, x, columns, weights, signs)
         hidden = []
         count = len(layer_sizes(self.hidden_layer_sizes))
         for i in range(count):
-            h = _hidden(op, h, f"layers.{i}", weights, self._activation(task))
+            name = f"layers.{i}"
+            own_signs = _signs_of_inputs(signs, i, len(weights[f"{name}.weight"]))
+            h = _hidden(op, h, name, weights, self._activation(task), own_signs)
             hidden.append(h)
-        h = _scaled_gemm(op, h, f"layers.{count}", weights)
+        name = f"layers.{count}"
+        h = _scaled_gemm(op, h, name, weights, _signs_of_inputs(signs, count, len(weights[f"{name}.weight"])))
         ratio = 0.15 * (self.variant == "td") if self.dropout == "auto" else float(self.dropout)
         insert_dropout(op, hidden, ratio)
-        return finish(graph, difference(op, h) if outputs_inside(n_outputs, task) > n_outputs else h, n_outputs)
+        inside = len(weights[f"{name}.bias"])
+        return finish(graph, difference(op, h) if inside > n_outputs else h, n_outputs)
 
     def _embedding(self) -> Embedding | None:
         if self.embedding == "auto":
             return PeriodicEmbedding() if self.variant == "td" else None
         return None if self.embedding is None else resolve_embedding(self.embedding)
 
-    def _columns(self, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None) -> DrawnColumns:
-        """Return the embedded numbers, the scaled indicators and the vectors, side by side."""
-        parts = numeric_columns(table, self._embedding(), rng, rows)
+    def _columns(
+        self, table: CodedTable, rng: np.random.RandomState, rows: np.ndarray | None, given: np.ndarray | None
+    ) -> tuple[DrawnColumns, np.ndarray | None]:
+        """Return the embedded numbers, the scaled indicators and the vectors, side by side, and their signs.
+
+        ``given`` are the signs of the columns of the table. Those with one come first, without an embedding.
+        """
+        signed = np.flatnonzero(given) if given is not None else np.zeros(0, int)
+        parts = list[DrawnColumns]()
+        if len(signed):
+            if len(others := np.setdiff1d(signed, table.numbers)):
+                raise ValueError(f"monotonic_cst is for columns of numbers; column {others[0]} holds categories.")
+            parts.append(DrawnColumns(len(signed), lambda op, x: op.Gather(x, signed, axis=1)))
+            table = replace(table, numbers=np.setdiff1d(table.numbers, signed))
+        parts += numeric_columns(table, self._embedding(), rng, rows)
         if table.indicators:
             parts.append(_scaled_indicators(table, rows))
         if table.vectors:
             parts.append(category_vectors(table.vectors, VECTOR_SIZE, rng))
-        return side_by_side(parts)
+        columns = side_by_side(parts)
+        if given is None or not len(signed):
+            return columns, None
+        return columns, np.pad(given[signed], (0, columns.width - len(signed)))
 
     def _initial(
-        self, rng: np.random.RandomState, n_in: int, n_out: int, values: np.ndarray | None, *, last: bool
+        self,
+        rng: np.random.RandomState,
+        n_in: int,
+        n_out: int,
+        values: np.ndarray | None,
+        signs: np.ndarray | None,
+        *,
+        last: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return weights and biases; with the values of the inputs on some rows they depend on these."""
-        if self.variant == "td-s" and last:
+        # Weights of zero would stay there with signs: the derivative of the absolute value is 0.
+        if self.variant == "td-s" and last and signs is None:
             return np.zeros((n_in, n_out)), np.zeros(n_out)
         weight = rng.normal(size=(n_in, n_out))
         if values is None:
             return weight, rng.normal(size=n_out)
         # Divide each unit's weights by the deviation of its outputs on these rows, so that it begins with one of 1.
-        outputs = values @ (weight / np.sqrt(n_in))
+        used = weight
+        if signs is not None:
+            own = signs[:, np.newaxis]
+            used = np.where(own == 0, weight, np.abs(weight) * own)
+        outputs = values @ (used / np.sqrt(n_in))
         deviation = outputs.std(axis=0)
         deviation[deviation < 1e-12] = 1.0  # a unit that is constant on all rows
         return weight / deviation, -_convex_combinations(outputs, deviation, rng)
 
     def _activation(self, task: str) -> str:
         if self.activation == "auto":
-            return "mish" if task == "numbers" else "selu"
+            return "mish" if task == "numbers" and self.monotonic_cst is None else "selu"
         return self.activation
 
 
@@ -472,12 +542,15 @@ class CodedTable:
 
     Attributes
     ----------
+    n_features : int
+        Number of all columns.
     numbers : ndarray of int
         Indices of the numeric columns.
     indicators, vectors : tuple of (index, number of codes)
         The categorical columns.
     """
 
+    n_features: int
     numbers: np.ndarray
     indicators: tuple[tuple[int, int], ...]
     vectors: tuple[tuple[int, int], ...]
@@ -490,7 +563,7 @@ def coded_table(n_features: int, categories: Mapping[int, int] | None, max_one_h
         raise ValueError(f"categories names column {known[-1][0]}, but X has {n_features} columns.")
     numbers = np.setdiff1d(np.arange(n_features), [i for i, _ in known])
     few = tuple((i, size) for i, size in known if size <= max_one_hot)
-    return CodedTable(numbers, few, tuple((i, size) for i, size in known if size > max_one_hot))
+    return CodedTable(n_features, numbers, few, tuple((i, size) for i, size in known if size > max_one_hot))
 
 
 def numeric_columns(
@@ -504,7 +577,7 @@ def numeric_columns(
         drawn = DrawnColumns(len(numbers), lambda op, x: x)
     else:
         drawn = drawn_embedding(embedding, len(numbers), rng, None if rows is None else rows[:, numbers])
-    if not table.indicators and not table.vectors:  # the numbers are the whole table
+    if len(numbers) == table.n_features:  # the numbers are the whole table
         return [drawn]
     return [replace(drawn, emit=lambda op, x: drawn.emit(op, op.Gather(x, numbers, axis=1)))]
 
@@ -621,15 +694,36 @@ def insert_dropout(op: GraphBuilder, hidden: Sequence[ir.Value], ratio: float) -
 
 
 def _scaled_columns(
-    op: GraphBuilder, x: ir.Value, columns: DrawnColumns, weights: Mapping[str, np.ndarray]
+    op: GraphBuilder,
+    x: ir.Value,
+    columns: DrawnColumns,
+    weights: Mapping[str, np.ndarray],
+    signs: np.ndarray | None = None,
 ) -> ir.Value:
-    """Emit the columns and the scale of each."""
-    return op.Mul(columns.emit(op, x), op.parameter("scale", weights["scale"]))
+    """Emit the columns and the scale of each, which is not negative where the column has a sign."""
+    scale = op.parameter("scale", weights["scale"])
+    if signs is not None:
+        scale = op.Where(signs != 0, op.Abs(scale), scale)
+    return op.Mul(columns.emit(op, x), scale)
 
 
-def _hidden(op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.ndarray], activation: str) -> ir.Value:
+def _signs_of_inputs(signs: np.ndarray | None, layer: int, n_in: int) -> np.ndarray | None:
+    """Return the signs of a layer's inputs, given those of the first layer; None if nothing is constrained."""
+    return signs if signs is None or layer == 0 else np.ones(n_in, np.float32)
+
+
+def _hidden(
+    op: GraphBuilder,
+    h: ir.Value,
+    name: str,
+    weights: Mapping[str, np.ndarray],
+    activation: str,
+    signs: np.ndarray | None = None,
+) -> ir.Value:
     """Emit a hidden layer, with a parametric activation where it has a weight of this name."""
-    h = _scaled_gemm(op, h, name, weights)
+    h = _scaled_gemm(op, h, name, weights, signs)
+    if signs is not None:
+        return activated_both_ways(op, h, len(weights[f"{name}.bias"]), activation)
     own = f"{name}.activation"
     deviation = DEVIATIONS[activation](op, h) if activation in DEVIATIONS else None
     if own not in weights:
@@ -640,8 +734,11 @@ def _hidden(op: GraphBuilder, h: ir.Value, name: str, weights: Mapping[str, np.n
     return op.Add(h, op.Mul(deviation, op.parameter(own, weights[own])))
 
 
-def _scaled_gemm(op: GraphBuilder, x: ir.Value, name: str, weights: Mapping[str, np.ndarray]) -> ir.Value:
+def _scaled_gemm(
+    op: GraphBuilder, x: ir.Value, name: str, weights: Mapping[str, np.ndarray], signs: np.ndarray | None
+) -> ir.Value:
     weight, bias = (op.parameter(key, weights[key]) for key in (f"{name}.weight", f"{name}.bias"))
+    weight = weight if signs is None else signed_weight(op, weight, signs)
     return op.Gemm(x, weight, bias, alpha=len(weights[f"{name}.weight"]) ** -0.5)
 
 
