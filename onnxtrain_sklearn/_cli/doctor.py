@@ -54,9 +54,20 @@ from .console import (
 from .model_option import BUILDERS, ModelOption, model_named
 from .predict import runner_of
 
-REQUIRED = ("onnxtrain-sklearn", "numpy", "scipy", "scikit-learn", "onnx", "onnx-ir", "skl2onnx", "flatbuffers")
+REQUIRED = ("onnxtrain-sklearn", "numpy", "scipy", "scikit-learn", "onnx", "onnx-ir")
 
-OPTIONAL = ("llvmlite", "pandas", "pyarrow", "matplotlib", "skops", "joblib", "torch", "lightgbm", "xgboost")
+OPTIONAL = (
+    "skl2onnx",
+    "llvmlite",
+    "pandas",
+    "pyarrow",
+    "matplotlib",
+    "skops",
+    "joblib",
+    "torch",
+    "lightgbm",
+    "xgboost",
+)
 
 COMPILED_UPDATES = "updates by llvmlite"
 
@@ -145,6 +156,8 @@ def _advice(record: Record) -> list[str]:
     lacking = [name for name in ("pandas", "pyarrow", "matplotlib") if record["optional"][name] is None]
     if lacking:
         advice.append(f"train and predict lack {', '.join(lacking)}: pip install {' '.join(lacking)}.")
+    if record["optional"]["skl2onnx"] is None:
+        advice.append('Fitted models and pipelines need skl2onnx: pip install "onnxtrain-sklearn[fitted]".')
     return advice
 
 

@@ -343,6 +343,8 @@ def fit_option(
     console: Console,
 ) -> Trained:
     """Fit the model that ``--model`` names to the rows."""
+    if option.kind == "builder" or (option.kind == "own" and isinstance(option.model, Pipeline)):
+        skl2onnx_bridge.package()  # it writes the pipeline to the file: an error comes before training
     if option.kind == "recipe" or isinstance(option.model, BaseRecipe):
         settings = settings if limit is None else {"time_limit": limit, **settings}
         return _train_recipe(option, task, rows, validation, settings, seed=seed, console=console)

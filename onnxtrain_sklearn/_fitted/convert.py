@@ -79,11 +79,9 @@ def converted(
     ModelError
         The model cannot be converted.
     """
-    skl2onnx = skl2onnx_bridge.package()
     estimator = _with_counted_classes(unwrapped(estimator))
     records: list[ConversionRecord] = []
     parts = [part for _, part in walk(estimator)]
-    inputs = _inputs(estimator, columns)
     if (network := next((part for part in parts if hasattr(type(part), "to_onnx")), None)) is not None:
         # Refuse it, because its weights would be constants of the graph.
         within = "" if network is estimator else f" in this {type(estimator).__name__}"
@@ -92,7 +90,8 @@ def converted(
             f"Go on training it by its own partial_fit, or by fit with warm_start=True; or give an ONNX graph as "
             f"model: its to_onnx(), or skl2onnx.to_onnx of a pipeline."
         )
-
+    skl2onnx = skl2onnx_bridge.package()
+    inputs = _inputs(estimator, columns)
     watching = _recording(skl2onnx_bridge.converter, records, placeholders or {})
     try:
         with converters_of_boosters(parts), warnings.catch_warnings():

@@ -34,6 +34,10 @@ PRIVATE = {
 """The private names of skl2onnx that are used here, as module and attribute."""
 
 
+TESTED = "1.20.0"
+"""A version of skl2onnx with all of these names, for the error that names a missing one."""
+
+
 _waiting: list[Callable[[], None]] = []
 """Registrations that wait for skl2onnx to be imported."""
 
@@ -91,8 +95,8 @@ def _imported_module(module: str) -> Any:
         found = skl2onnx if module == skl2onnx.__name__ else importlib.import_module(module)
     except ImportError as error:
         raise ModelError(
-            f"Fitted scikit-learn models are converted by skl2onnx, which cannot be imported ({error}). Install it: "
-            f"pip install skl2onnx."
+            f"Fitted scikit-learn models and pipelines are converted to ONNX by skl2onnx, which cannot be imported "
+            f'({error}). Install it: pip install "onnxtrain-sklearn[fitted]".'
         ) from error
     _register()
     return found
@@ -183,7 +187,7 @@ def _private(key: str) -> Any:
     except AttributeError as error:
         raise ModelError(
             f"skl2onnx {package().__version__} has no {module}.{name}, which fitted models are converted with. Install "
-            f"a version that this package is tested with: pip install 'skl2onnx>=1.20,<2'."
+            f"a version that has it: pip install skl2onnx=={TESTED}."
         ) from error
 
 

@@ -13,19 +13,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import flatbuffers
-import flatbuffers.table
 import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx_ir as ir
-from flatbuffers import number_types as types
 
 from ..._ir.files import content_of
 from ..._ir.limits import LARGEST_MESSAGE
 from ..._utils.atomic_files import whole_file
 from ..._utils.errors import refusing
 from ...exceptions import ModelError
+
+try:
+    import flatbuffers
+    import flatbuffers.table
+    from flatbuffers import number_types as types
+except ImportError as error:  # installed with every onnxruntime, unless its dependencies were left out
+    raise ImportError("Checkpoints of onnxruntime-training are FlatBuffers: pip install flatbuffers.") from error
 
 # Slots of the tables in onnxruntime's schema, in the order of its files checkpoint.fbs and ort.fbs:
 #
