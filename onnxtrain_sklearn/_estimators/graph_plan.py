@@ -27,14 +27,17 @@ from .._ir.files import without_program
 from .._ir.limits import current_limits, require_within_limits
 from .._ir.opsets import readable
 from .._ir.protobuf import erase_initializers
+from .._ir.queries import reads
 from .._ir.shapes import infer_declared, infer_shapes
 from .._model.fixed_batch import own_batch
 from .._model.given_inputs import bind_constants, move_rows_first
 from .._model.heads import SAME_TYPES, graph_of_features, join_outputs, types_of_head, with_head
+from .._model.links import TargetScaling
 from .._model.modes import in_training_mode
 from .._model.own_loss import with_own_loss
 from .._model.packed_examples import packed
 from .._model.trainable import TrainableModel, trainable_model
+from .._model.weights import initial_value, template_of
 from .._ort import devices
 from .._pretrained.comparison import as_columns, require_independent_features, run_graph
 from .._pretrained.ml_files import FittedFile, is_fitted_graph, is_text_network
@@ -303,17 +306,23 @@ class BuiltGraph(GraphPlan):
     ) -> tuple[TrainableModel, Examples]:
         """Return the graph for the data, and the examples with X as its input."""
         builder, estimator, targets = config.builder, self._estimator, examples.targets
+        start = None
         if getattr(estimator, "target_scaling", None) is not None and getattr(builder, "scales_targets", False):
             loss = resolve_loss(estimator.loss)
             loss.check_targets(targets.content)
             rows = split.of(examples)[0]
             centered = getattr(builder, "fit_intercept", True)
             method = loss.target_scaling if targets.declared is None else None
-            weights = examples.weights
-            if call.stream is None:
-                self.target_scale = target_scale(method, targets, rows, weights, centered=centered)
-            else:
-                self.target_scale = call.stream.scale(method, centered=centered)
+
+            def measured(method: TargetScaling | None) -> TargetScale | None:
+                if call.stream is not None:
+                    merged: TargetScale | None = call.stream.scale(method, centered=centered)
+                    return merged
+                return target_scale(method, targets, rows, examples.weights, centered=centered)
+
+            self.target_scale = measured(method)
+            if loss.starts_at_mean and targets.declared is None and is_plain(builder):
+                start = measured("mean")
         builder = _with_signs_of_columns(builder, estimator, examples)
         training_rows = None if NEEDS_ROWS.isdisjoint(keywords_of(builder)) else split.of(examples)[0]
         # If the builder asks for it (``scales_rows``), two nodes at the front of the graph scale X (``scale_rows``),
@@ -322,16 +331,27 @@ class BuiltGraph(GraphPlan):
         # - The builder is the user's: its weights may suit the rows as they are.
         # - A linear model has a penalty, whose meaning depends on the units.
         kind = getattr(builder, "scales_rows", None)
-        in_units = targets.task == "regression" and self.target_scale is None
+        in_units = targets.task == "regression" and self.target_scale is None and start is None
         linear = kind != BY_CHANNEL and not np.size(getattr(builder, "hidden_layer_sizes", ()))
         unscaled = kind is None or in_units or not is_plain(builder) or (config.alpha and linear)
         scale = None if unscaled else scale_for(builder, examples, split.of(examples)[0])
         n_scores = scores_for(resolve_loss(estimator.loss), targets)
         graph = built_graph(builder, scaled(examples, self.target_scale), n_scores, training_rows, rng, scale)
+        if start is not None:
+            graph = _with_first_scores(graph, np.log(start.scale))
         (column,) = examples.columns.values()
         if column.matches(graph.inputs[0]):
             return graph, replace(examples, columns={graph.inputs[0].name: column})
         return graph, replace(examples, columns=graph_inputs(estimator, call.X, graph.inputs, None, reset=False))
+
+
+def _with_first_scores(graph: TrainableModel, start: np.ndarray) -> TrainableModel:
+    """Return a new network that predicts more by ``start`` in its first scores: in the bias of its last layer."""
+    nodes = reversed(list(template_of(graph.model).graph))
+    bias = next(n for node in nodes for n in (x.name for x in reads(node)) if n and n.rpartition(".")[2] == "bias")
+    values = np.array(initial_value(graph.model, bias))
+    values[..., : len(start)] += start
+    return graph.with_weights({bias: values})
 
 
 def _with_signs_of_columns(builder: Builder, estimator: Any, examples: Examples) -> Builder:

@@ -49,6 +49,10 @@ class Loss(Component, ABC):
         How regression targets may be scaled for training (``target_scaling="auto"`` of the estimator). "standard": to
         mean 0 and standard deviation 1, for losses whose minimum moves with the unit of the targets. "mean": to mean
         1, for those with a log link. None, the default: the loss takes them in their own unit.
+    starts_at_mean : bool
+        Whether new networks of this package start near the mean of the targets, where ``target_scaling="auto"`` of the
+        estimator: their first scores by the logarithm of the mean, for a log link. For losses of counts, which cannot
+        be scaled. False, the default.
     judged_by : {"loss", "score"}
         How the weights of a regressor are judged on validation data, by early stopping and by fine-tuning with
         ``X_val``. "loss", the default: by this loss, which is right for any. "score": by R², which is right for the
@@ -85,6 +89,7 @@ class Loss(Component, ABC):
     __module__ = "onnxtrain_sklearn.losses"  # the path by which pickles name it
     tasks: ClassVar[frozenset[Task]] = frozenset({"regression", "binary", "multiclass", "multilabel"})
     target_scaling: ClassVar[TargetScaling | None] = None
+    starts_at_mean: ClassVar[bool] = False
     judged_by: ClassVar[Literal["loss", "score"]] = "loss"
     targets: LabelKind | Mapping[str, Target] = "labels"
     mixes_rows: ClassVar[bool] = False

@@ -231,6 +231,7 @@ class NegativeBinomial(_MeanAndDispersion):
     """
 
     name = "negative_binomial"
+    starts_at_mean = True
 
     def check_targets(self, y: np.ndarray) -> None:
         require_targets(self, y, y >= 0, "not negative")

@@ -18,12 +18,15 @@ from sklearn.linear_model import LinearRegression
 
 from onnxtrain_sklearn import (
     MLP,
+    ConvNet,
     FineTuner,
     Linear,
     OrtGradientClassifier,
     OrtGradientMultiOutput,
     OrtGradientRegressor,
+    RealMLPRegressor,
     RowBlocks,
+    TabM,
 )
 from onnxtrain_sklearn.graph import GraphBuilder
 from onnxtrain_sklearn.losses import LOSSES, GaussianNLL, LaplaceNLL, LogLoss, Quantiles
@@ -348,3 +351,32 @@ def test_losses_of_location_and_scale_are_likelihoods():
     assert GaussianNLL().n_scores("regression", 3) == LaplaceNLL().n_scores("regression", 3) == 6
     assert Quantiles([0.2, 0.5]).n_scores("regression", 3) == 6
     assert LOSSES["ordinal"]().n_scores("multiclass", 5) == 4
+
+
+@pytest.mark.parametrize(
+    "builder", [Linear(), MLP((8,), initialization="zeros"), ConvNet(initialization="zeros"), TabM()]
+)
+def test_networks_of_counts_start_at_the_weighted_mean(builder):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 1, 8, 8) if isinstance(builder, ConvNet) else (60, 3)).astype(np.float32)
+    counts, weights = rng.poisson((400, 3), (60, 2)), rng.uniform(0.5, 2, 60)
+    net = regressor("negative_binomial", model=builder).initialize(X, counts, sample_weight=weights)
+    mean = np.average(counts, axis=0, weights=weights)
+    if isinstance(builder, TabM):  # its weights have no zeros to start from
+        assert np.allclose(net.weights_["heads.bias"][..., :2].mean(axis=(0, 1)), np.log(mean), atol=0.1)
+    else:
+        assert np.allclose(net.predict(X), mean, rtol=1e-5)
+    plain = regressor("negative_binomial", model=Linear(), target_scaling=None).initialize(GROUPS, GROUP + 5)
+    assert np.array_equal(plain.predict(GROUPS), np.ones(len(GROUPS)))
+
+
+@pytest.mark.parametrize("recipe", [None, RealMLPRegressor])
+def test_large_counts_are_learned_by_default(recipe):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 3)).astype(np.float32)
+    mean = np.exp(6 + X[:, 0] / 2)
+    counts = rng.negative_binomial(20, 20 / (20 + mean))
+    kind = OrtGradientRegressor if recipe is None else recipe
+    settings = {} if recipe is RealMLPRegressor else {"max_iter": 60}
+    net = kind(loss="negative_binomial", random_state=0, **settings).fit(X, counts)
+    assert np.abs(np.log(net.predict(X)) - np.log(mean)).mean() < 0.12
