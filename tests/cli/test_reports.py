@@ -82,6 +82,7 @@ def test_report_of_two_classes(ending, rare, capsys):
         assert text.count("data:image/png;base64,") == 2
         return
     assert text.startswith("---\nlibrary_name: onnx\ntags: [tabular-classification, ")
+    assert "![Curves of the training](r.png)" in text
     assert (rare[0] / "r.png").read_bytes().startswith(b"\x89PNG")
     assert (rare[0] / "r-calibration.png").read_bytes().startswith(b"\x89PNG")
     # The table of the classes, against scikit-learn.

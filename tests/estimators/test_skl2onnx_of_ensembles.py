@@ -364,7 +364,7 @@ def test_tables_with_text(build):
 
 
 def test_rows_of_text_are_not_passed_through():
-    estimator = StackingClassifier([("a", RealMLPClassifier(**SMALL))], RealMLPClassifier(**SMALL), passthrough=False)
+    estimator = StackingClassifier([("a", RealMLPClassifier(**SMALL))], RealMLPClassifier(**SMALL), cv=2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         estimator.fit(FRAME, TARGETS["two strings"])

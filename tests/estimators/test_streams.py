@@ -123,9 +123,8 @@ def test_streamed_rows_train_to_the_bits_of_arrays_if_the_order_is_kept(engine, 
 def test_seed_determines_the_bits_of_a_stream_and_prefetch_does_not(tmp_path):
     X, y = labels()
     path = write(tmp_path / "table.parquet", X, y)
-    fits = [classifier().fit(RowBlocks(path, "y", buffer_rows=200, prefetch=n)) for n in (0, 1, 3)]
-    assert same_bits(fits[0], fits[1])
-    assert same_bits(fits[0], fits[2])
+    fits = [classifier().fit(RowBlocks(path, "y", buffer_rows=200, prefetch=n)) for n in (0, 3)]
+    assert same_bits(*fits)
     other = classifier(random_state=1).fit(RowBlocks(path, "y", buffer_rows=200))
     assert not same_bits(fits[0], other)
 
@@ -187,7 +186,7 @@ def test_classes_of_the_last_block_alone_are_learned(tmp_path):
     assert fitted.classes_.tolist() == ["a", "b", "c"]
     assert fitted.score(pd.DataFrame(X, columns=NAMES), names) > 0.7
     # Labels that are given need not occur, and others are refused.
-    wider = classifier().fit(RowBlocks(path, "y", buffer_rows=400), classes=["a", "b", "c", "d"])
+    wider = classifier(max_iter=1).fit(RowBlocks(path, "y", buffer_rows=400), classes=["a", "b", "c", "d"])
     assert wider.classes_.tolist() == ["a", "b", "c", "d"]
     with pytest.raises(
         ValueError, match=r"Row group \d+ of .*: y contains labels that are not among the classes: \['c'\]"
@@ -288,17 +287,17 @@ def test_labels_of_held_out_blocks_have_no_part_in_balanced_weights(tmp_path):
     settings = {"class_weight": "balanced", "early_stopping": True, "max_iter": 1}
 
     def fit(labels_of_rows, name):
-        path = write(tmp_path / name, X, labels_of_rows, rows=5)
-        rows = RowBlocks(path, "y", buffer_rows=40, validation_split=0.25)
+        path = write(tmp_path / name, X, labels_of_rows, rows=10)
+        rows = RowBlocks(path, "y", buffer_rows=80, validation_split=0.25)
         return classifier(**settings).fit(rows)
 
     expected = fit(y, "given.parquet")
     unchanged = 0
-    for i in range(24):
+    for i in range(12):
         other = y.copy()
-        other[5 * i : 5 * (i + 1)] = 2
+        other[10 * i : 10 * (i + 1)] = 2
         unchanged += same_bits(fit(other, f"{i}.parquet"), expected)
-    assert unchanged == 6
+    assert unchanged == 3
 
 
 def test_early_stopping_holds_out_no_block_without_weight(tmp_path):
@@ -306,7 +305,7 @@ def test_early_stopping_holds_out_no_block_without_weight(tmp_path):
     weights = np.where(np.arange(len(y)) < 150, 1.0, 0.0)  # six of 24 blocks
     path = write(tmp_path / "table.parquet", X, y, w=weights)
     for seed in range(3):
-        estimator = regressor(early_stopping=True, validation_split=0.05, random_state=seed)
+        estimator = regressor(early_stopping=True, validation_split=0.05, random_state=seed, max_iter=1)
         estimator.fit(RowBlocks(path, "y", sample_weight="w", buffer_rows=200))
         assert np.isfinite(estimator.validation_scores_).all()
     write(path, X, y, w=np.zeros(len(y)))

@@ -151,7 +151,7 @@ def test_pipeline_trained_by_onnxruntime_is_written_back(tmp_path):
     turned = 1 - y  # other labels: nothing else would learn them
     tuner.export_training(tmp_path / "folder", X, turned, batch_size=20)
     folder = Folder(tmp_path / "folder")
-    for _ in range(50):
+    for _ in range(15):
         folder.epoch({"X": X, "y": turned[:, None].astype(np.float32)})
     tuner.set_params(max_iter=1, learning_rate_init=1e-9)
     back = quietly(tuner.fit, X, turned).load_state(folder.state).to_sklearn()

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 @pytest.fixture(scope="module")
 def network():
     """A network that tells the digits 0 to 5."""
-    pipeline = make_pipeline(StandardScaler(), MLPClassifier((32, 16), max_iter=100, random_state=0))
+    pipeline = make_pipeline(StandardScaler(), MLPClassifier((32, 16), tol=0.02, random_state=0))
     return pipeline.fit(X[LOW], Y[LOW])
 
 

@@ -122,7 +122,7 @@ def test_recipe_learns_times_and_its_file_takes_nanoseconds(engine, gaps):
     frame, y = sales()
     if gaps:
         frame.loc[::7, "at"] = pd.NaT
-    settings = {"engine": engine, "random_state": 0, "max_iter": 40}
+    settings = {"engine": engine, "random_state": 0, "max_iter": 15}
     net = RealMLPRegressor("td-s", **settings).fit(frame, y)
     assert net.score(frame, y) > RealMLPRegressor("td-s", **settings).fit(frame.drop(columns="at"), y).score(
         frame.drop(columns="at"), y

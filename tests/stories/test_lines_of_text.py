@@ -78,6 +78,7 @@ def read(scores):
 GROUPS = {length: lines(60, length, length) for length in (3, 5)}
 
 
+@pytest.mark.long
 def test_lines_of_two_widths_are_learned_and_scored():
     net = OrtGradientRegressor(
         crnn(), loss="ctc", optimizer=AdamW(), learning_rate_init=0.02, batch_size=20, random_state=0
