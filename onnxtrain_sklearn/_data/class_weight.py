@@ -120,6 +120,13 @@ def given_weights(targets: Targets, weights: np.ndarray) -> np.ndarray | None:
     return None if np.allclose(given, 1.0, rtol=1e-12) else given
 
 
+def weights_of_labels(targets: Targets, weights: np.ndarray | None) -> np.ndarray | None:
+    """Return the weights by which rows, or labels with shares, count in scores; None if all are one."""
+    if weights is None or targets.label_shares is None:
+        return None if weights is None else given_weights(targets, weights)
+    return np.asarray(weights[:, np.newaxis] * targets.label_shares * targets.n_labels)
+
+
 def require_usable_weights(weights: np.ndarray) -> None:
     """Raise if all weights are zero, or their sums are not exact enough in float32."""
     if not weights.sum() > 0:

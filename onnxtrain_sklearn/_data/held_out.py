@@ -6,7 +6,7 @@ import copy
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
@@ -17,7 +17,14 @@ from numpy.typing import ArrayLike
 
 from .._utils.params import is_splitter
 from ..exceptions import ModelError
-from .targets import SeveralTargets, Targets
+from .targets import (
+    SeveralTargets,
+    Targets,
+    checked_label_weights,
+    checked_weights,
+    numbers_in_part,
+    weighs_labels,
+)
 
 ValidationSplit: TypeAlias = Any
 """A share of the rows, their indices, a mask of all rows, or a splitter of scikit-learn."""
@@ -297,18 +304,36 @@ def r2_of_rows(y: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None,
 
 
 def r2_in_part(values: np.ndarray, counted: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the mean R² of the columns, each on the numbers of it that are ``counted``; one alone has no R²."""
+    """Return the mean R² of the columns, each on the numbers of it that are ``counted``; one alone has no R².
+
+    ``weights`` are those of rows, (n_samples,), or of single numbers, (n_samples, n_outputs).
+    """
     if values.shape != predicted.shape:
         raise ValueError(f"y has shape {values.shape}, but the predictions have {predicted.shape}.")
     scores = []
     for j, own in enumerate(counted.T):
-        rows = np.flatnonzero(own if weights is None else own & (weights > 0))
+        given = weights[:, j] if weights is not None and weights.ndim == 2 else weights
+        rows = np.flatnonzero(own if given is None else own & (given > 0))
         if len(rows) > 1:
-            some = None if weights is None else weights[rows]
+            some = None if given is None else given[rows]
             scores.append(r_squared(values[rows, j], predicted[rows, j], some))
     if not scores:
         raise ValueError("R² needs 2 numbers of an output, and no column of y has them.")
     return float(np.mean(scores))
+
+
+def r2_by_number(y: Any, sample_weight: Any, predict: Callable[[], np.ndarray]) -> float | None:
+    """Return the mean R² of the columns of ``y`` where some numbers are missing, or have weights; else None."""
+    found = numbers_in_part(y)
+    if weighs_labels(sample_weight):
+        if found is None:
+            values = np.asarray(y, np.float64)
+            found = values, np.ones(values.shape, bool)
+        return r2_in_part(*found, predict(), checked_label_weights(sample_weight, found[0].shape))
+    if found is None:
+        return None
+    weights = None if sample_weight is None else checked_weights(sample_weight, len(found[0]))
+    return r2_in_part(*found, predict(), weights)
 
 
 def r_squared(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:

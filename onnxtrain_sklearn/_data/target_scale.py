@@ -12,7 +12,7 @@ import numpy as np
 
 from .._model.links import TargetScaling
 from .._utils.typing import DType
-from .class_weight import given_weights
+from .class_weight import weights_of_labels
 from .columns import COARSE, warn_of_steps
 from .statistics import Extremes, Moments
 from .targets import Targets, require_numbers_of_columns
@@ -56,11 +56,12 @@ def target_scale(
         # Each column by the numbers that it has, which weigh as much as the rows by themselves.
         own = targets.take(rows)
         require_numbers_of_columns(own, " in the rows to train on")
-        given = None if weights is None else given_weights(own, weights)
-        columns = [
-            target_scale(method, _column(own, j), np.flatnonzero(targets.label_mask[rows, j]), given, centered=centered)
-            for j in range(values.shape[1])
-        ]
+        given = weights_of_labels(own, weights)
+        columns = []
+        for j in range(values.shape[1]):
+            counted = np.flatnonzero(targets.label_mask[rows, j])
+            of_column = given[:, j] if given is not None and given.ndim == 2 else given
+            columns.append(target_scale(method, _column(own, j), counted, of_column, centered=centered))
         center, scale = (np.concatenate([getattr(one, name) for one in columns]) for name in ("center", "scale"))
         return TargetScale(method, center, scale)
     return scale_of(method, target_moments(method, centered=centered).update(values, weights))
@@ -68,7 +69,7 @@ def target_scale(
 
 def _column(targets: Targets, j: int) -> Targets:
     """Return the numbers of one output."""
-    return replace(targets, values=targets.values[:, [j]], label_mask=None)
+    return replace(targets, values=targets.values[:, [j]], label_mask=None, label_shares=None)
 
 
 def target_moments(method: TargetScaling, *, centered: bool) -> Moments:

@@ -58,6 +58,9 @@ class Targets:
     label_mask : ndarray of bool of shape (n_samples,) or (n_samples, n_labels), or None
         True for labels and numbers that count; None if all do. A label that does not count has the value -1 if rows
         have several labels, and an arbitrary value if they have one; a missing number is NaN.
+    label_shares : ndarray of shape (n_samples, n_labels), or None
+        The share of each label or number in the weight of its row, 0 for one that does not count; None if those that
+        count have equal shares.
     soft : bool
         True if ``values`` are the shares of the classes in each row, (n_samples, n_classes) of float.
     declared : DeclaredTargets or None
@@ -71,13 +74,15 @@ class Targets:
     row_shape: tuple[int, ...] = ()
     label_weights: np.ndarray | None = None
     label_mask: np.ndarray | None = None
+    label_shares: np.ndarray | None = None
     soft: bool = False
     declared: DeclaredTargets | None = None
 
     def take(self, rows: np.ndarray) -> Targets:
         """Return the targets of some rows."""
         label_mask = None if self.label_mask is None else self.label_mask[rows]
-        return replace(self, values=self.values[rows], label_mask=label_mask)
+        label_shares = None if self.label_shares is None else self.label_shares[rows]
+        return replace(self, values=self.values[rows], label_mask=label_mask, label_shares=label_shares)
 
     @property
     def content(self) -> np.ndarray | dict[str, np.ndarray]:
@@ -85,9 +90,22 @@ class Targets:
         return filled_numbers(self) if self.declared is None else self.declared.arrays(self.values)
 
     @property
-    def lacks_labels(self) -> bool:
-        """True if a row has several labels or numbers and some of them are ignored, or missing."""
+    def n_labels(self) -> int:
+        """Number of labels or numbers of a row."""
+        if isinstance(self.classes, list):
+            return len(self.classes)
+        return self.values.shape[1] if self.values.ndim == 2 and not (self.has_positions or self.soft) else 1
+
+    @property
+    def counts_in_part(self) -> bool:
+        """True if the labels or numbers of a row do not count alike: some are missing, or they have weights."""
+        if self.label_shares is not None:
+            return True
         return self.label_mask is not None and self.label_mask.ndim == 2 and not self.label_mask.all()
+
+    def with_shares(self, values: np.ndarray) -> np.ndarray:
+        """Return the targets ``values``, as a step reads them, followed by the shares of the labels if they differ."""
+        return values if self.label_shares is None else np.column_stack([values, self.label_shares])
 
     @property
     def has_positions(self) -> bool:
@@ -181,14 +199,14 @@ def require_numbers_of_columns(targets: Targets, rows: str = "") -> None:
 
 def require_all_numbers(targets: Targets, reader: str) -> None:
     """Raise if numbers or labels are missing; ``reader`` names what cannot leave them out."""
-    if targets.lacks_labels:
+    if targets.counts_in_part and targets.label_shares is None:
         what = "numbers" if targets.task == "regression" else "labels"
         raise ValueError(f"Input y contains NaN. {reader} takes no missing {what}: leave these rows out.")
 
 
 def warn_of_empty_rows(targets: Targets) -> None:
     """Warn of rows of which all numbers are missing."""
-    if targets.task == "regression" and targets.lacks_labels:
+    if targets.task == "regression" and targets.counts_in_part:
         _warn_of_empty(len(targets.values) - len(rows_with_labels(targets)), len(targets.values), "number")
 
 
@@ -400,9 +418,70 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
     require_no_times(sample_weight, "sample_weight")  # NumPy would convert times to numbers of nanoseconds
     weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, order="C", input_name="sample_weight")
     if weights.shape != (n_rows,):
-        raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}!")
+        who = "" if weights.ndim < 2 else " Only OrtGradient estimators weigh each number or label, of y as an array."
+        raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}!{who}")
     check_non_negative(weights, "`sample_weight`")
     return np.asarray(weights)
+
+
+# Weights of single labels or numbers: ``sample_weight`` with two axes.
+#
+# A row weighs as much as the mean of its weights, and each label has a share of it. Then the weighted mean over rows of
+# the mean over each row's labels, weighted by their shares, equals the weighted mean over all labels. In scores by row,
+# where a row is right or wrong as a whole, it weighs as much as the mean over its labels that count.
+
+
+def weighs_labels(sample_weight: Any) -> bool:
+    """Return True if there is a weight for each label or number of a row."""
+    try:
+        return sample_weight is not None and np.ndim(sample_weight) == 2
+    except ValueError:  # rows of different lengths, which are refused elsewhere
+        return False
+
+
+def checked_label_weights(sample_weight: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the weight of each label or number, checked as :func:`checked_weights` does that of a row."""
+    require_unmasked(sample_weight, "sample_weight")
+    require_no_times(sample_weight, "sample_weight")
+    weights = np.asarray(check_array(sample_weight, dtype=np.float64, input_name="sample_weight"))
+    if weights.shape != shape or shape[1:] == (1,):
+        either = f"{(shape[0],)} or {shape}" if math.prod(shape[1:]) > 1 and len(shape) == 2 else f"{(shape[0],)}"
+        raise ValueError(f"sample_weight.shape == {weights.shape}, expected {either}!")
+    check_non_negative(weights, "`sample_weight`")
+    return weights
+
+
+def labels_of_weight(counted: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mask of the labels that are ``counted`` and have a weight, and their mean weight in each row."""
+    counts = counted & (weights > 0)
+    own = np.where(counts, weights, 0.0)
+    return counts, own.sum(axis=1) / np.maximum(counts.sum(axis=1), 1)
+
+
+def weigh_labels(targets: Targets, sample_weight: Any) -> tuple[Targets, np.ndarray]:
+    """Return targets with the shares of the labels, and the mean weight of the labels of each row that count."""
+    shape = len(targets.values), targets.n_labels
+    if targets.row_shape or shape[1] == 1:
+        return targets, checked_weights(sample_weight, shape[0])  # raises
+    weights = checked_label_weights(sample_weight, shape)
+    counts, rows = labels_of_weight(np.ones(shape, bool) if targets.label_mask is None else targets.label_mask, weights)
+    own = np.where(counts, weights, 0.0)
+    own /= np.maximum(own.max(axis=1, keepdims=True), np.finfo(float).tiny)  # the sum of tiny weights is inexact
+    shares = own / np.maximum(own.sum(axis=1, keepdims=True), np.finfo(float).tiny)
+    if targets.task == "regression":
+        values = np.where(counts, targets.values, np.nan)
+    else:
+        sizes = [len(known) for known in targets.classes] if isinstance(targets.classes, list) else 1
+        values = np.where(np.repeat(counts, sizes, axis=1), targets.values, IGNORED)
+    return replace(targets, values=values, label_mask=counts, label_shares=shares), rows
+
+
+def with_label_shares(targets: Targets) -> Targets:
+    """Return the targets with the shares of labels, which are equal if there are none."""
+    if targets.label_shares is not None:
+        return targets
+    mask = np.ones((len(targets.values), targets.n_labels), bool) if targets.label_mask is None else targets.label_mask
+    return replace(targets, label_mask=mask, label_shares=mask / np.maximum(mask.sum(axis=1, keepdims=True), 1))
 
 
 # Labels at each position of a row, such as the words of a text or the pixels of an image.
@@ -652,6 +731,13 @@ def rows_that_count(
     In these rows, the predictions replace the ignored labels, so that ignored labels are never errors.
     """
     found = masked_labels(y, ignore_label)
+    if weighs_labels(sample_weight):
+        if found is None:
+            several: Any = y
+            labels = np.asarray(several.toarray() if sp.issparse(several) else several)
+            found = labels, np.ones(labels.shape, bool)
+        counted, sample_weight = labels_of_weight(found[1], checked_label_weights(sample_weight, found[1].shape))
+        found = found[0], counted
     if found is None:
         return y, predicted, sample_weight
     labels, counted = found
@@ -735,7 +821,8 @@ def joined_targets(
     for some output, and 0 for all others. If the rows are only a part of the rows to train on, ``alike`` is True if all
     outputs have the same weights in the whole.
     """
-    values = np.concatenate([np.reshape(part.values, (len(part.values), -1)) for part in parts], axis=1)
+    columns = [part.with_shares(np.reshape(part.values, (len(part.values), -1))) for part in parts]
+    values = np.concatenate(columns, axis=1)
     if alike is None:
         alike = all(_equal(own, weights[0]) for own in weights[1:])
     joined = SeveralTargets(
@@ -776,7 +863,11 @@ def spread(targets: Targets, weights: np.ndarray | None, rows: np.ndarray, count
     if mask is not None:
         mask = np.ones((count, *mask.shape[1:]), bool)
         mask[rows] = targets.label_mask
-    return replace(targets, values=values, label_mask=mask), every
+    shares = targets.label_shares
+    if shares is not None:
+        shares = np.full((count, shares.shape[1]), 1.0 / shares.shape[1])
+        shares[rows] = targets.label_shares
+    return replace(targets, values=values, label_mask=mask, label_shares=shares), every
 
 
 # Errors about labels that cannot be classes: missing labels, and texts among numbers, which cannot be sorted.
@@ -845,6 +936,18 @@ def is_missing(value: object) -> bool:
 # Rows without a target, where the data are one thing: a row cannot be left out, so it gets the weight zero.
 
 
+def rows_without_target(y: Any) -> np.ndarray:
+    """Return the mask of the rows of which all targets are missing (NaN or None)."""
+    labels: Any = y if sp.issparse(y) else np.asarray(y)
+    if sp.issparse(y) or labels.ndim == 0 or labels.dtype.kind not in "fO":
+        return np.zeros(np.shape(y)[:1], bool)
+    if labels.dtype == object:
+        missing = np.array([is_missing(one) for one in labels.ravel()], bool).reshape(labels.shape)
+    else:
+        missing = np.isnan(labels)
+    return np.asarray(missing.reshape(len(labels), -1).all(axis=1))
+
+
 def without_missing(y: Any, sample_weight: Any) -> tuple[Any, Any]:
     """Return the targets and weights with weight zero, and the target of another row, where a target is NaN or None.
 
@@ -854,16 +957,10 @@ def without_missing(y: Any, sample_weight: Any) -> tuple[Any, Any]:
         weights = sample_weight if isinstance(sample_weight, Mapping) else dict.fromkeys(y, sample_weight)
         found = {name: without_missing(one, weights.get(name)) for name, one in y.items()}
         return {name: one for name, (one, _) in found.items()}, {name: own for name, (_, own) in found.items()}
-    labels: Any = y if sp.issparse(y) else np.asarray(y)
-    if sp.issparse(y) or labels.ndim == 0 or labels.dtype.kind not in "fO":
-        return y, sample_weight
-    if labels.dtype == object:
-        missing = np.array([is_missing(one) for one in labels.ravel()], bool).reshape(labels.shape)
-    else:
-        missing = np.isnan(labels)
-    rows = missing.reshape(len(labels), -1).all(axis=1)
+    rows = rows_without_target(y)
     if not rows.any():
         return y, sample_weight
+    labels = np.asarray(y)
     if rows.all():
         raise ValueError("Input y contains NaN in all rows: at least one row must have a target.")
     filled = labels.copy()

@@ -495,8 +495,9 @@ class BaseOrtGradient(HiddenFeatures, GraphEstimator):
             with a warning. Ignored with ``loss="reconstruction"``. Of a table in files, the name of the target column,
             or a list of names; None for
             :class:`RowBlocks`, which holds it.
-        sample_weight : array-like of shape (n_samples,), or str, default=None
-            Weight of each row in the mean loss, >= 0; None: one. Of a table in files, the name of its column.
+        sample_weight : array-like of shape (n_samples,) or (n_samples, n_outputs), or str, default=None
+            Weight in the mean loss, >= 0, of each row, or of each number or label of rows that have several; None: one.
+            Of a table in files, the name of its column, with the weights of rows.
         X_val, y_val, sample_weight_val : like X, y and sample_weight, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
         X_old, y_old, sample_weight_old : like X, y and sample_weight, default=None

@@ -261,4 +261,4 @@ def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
 def digest_of_targets(targets: Targets, weights: np.ndarray | None) -> bytes:
     """Return a digest of the targets and the sample weights."""
     several = list(targets.weights) if isinstance(targets, SeveralTargets) else None
-    return digest([np.asarray(targets.values), weights, several])
+    return digest([np.asarray(targets.with_shares(targets.values)), weights, several])

@@ -220,11 +220,11 @@ def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputDa
     The targets of ``examples`` must be scaled already (:func:`scaled`).
     """
     positions = trained_positions(state.decoding, examples.targets)
-    found = as_target(state.decoding, examples.targets.values, state.parameters.buffer.dtype, positions)
+    values, dtype = as_target(state.decoding, examples.targets.values, state.parameters.buffer.dtype, positions)
     columns: Mapping[str, InputData] = examples.columns
     if state.graph.is_whole:
         columns = {ROW: InputData(np.arange(len(examples)), np.dtype(np.int64))}
-    return {**columns, TARGET: InputData(*found)}
+    return {**columns, TARGET: InputData(examples.targets.with_shares(values), dtype)}
 
 
 def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
@@ -236,10 +236,10 @@ def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
 
 
 def scaled_values(state: FittedState, targets: Targets) -> np.ndarray:
-    """Return the targets in the units in which the graph is trained."""
+    """Return the targets in the units in which the graph is trained, with their shares."""
     scale = state.decoding.target_scale
     values = targets.values
-    return values if scale is None else scale.scaled(values)
+    return targets.with_shares(values if scale is None else scale.scaled(values))
 
 
 # Convert data to graph inputs, with scikit-learn's checks: features, feature names, missing values.

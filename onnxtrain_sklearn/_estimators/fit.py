@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from .._data.held_out import RowsToSplit, require_group_reader
-from .._data.targets import SeveralTargets, values_in_rows, without_missing
+from .._data.targets import SeveralTargets, values_in_rows, with_label_shares, without_missing
 from .._export.exported import ExportedOutput
 from .._fitted.fitted_model import FittedModel
 from .._fitted.skl2onnx_bridge import register_waiting
@@ -375,7 +375,11 @@ def trainer_for(
     estimator, config, call, tuner = context.estimator, context.config, context.call, context.tuner
     rows, _ = context.split.of(examples)
     old_rows = old_examples(estimator, state, call, tuner)
-    settings = settings if old_rows is None else ignoring(settings, old_rows.targets)
+    if old_rows is not None:
+        if examples.targets.label_shares is not None or old_rows.targets.label_shares is not None:
+            examples = replace(examples, targets=with_label_shares(examples.targets))
+            old_rows = replace(old_rows, targets=with_label_shares(old_rows.targets))
+        settings = ignoring(settings, old_rows.targets)
 
     # Minibatches. Fine-tuning takes all rows, in pieces. Shuffle them first, because its cross-validation uses only the
     # first pieces.
@@ -485,7 +489,7 @@ def step_for(
         settings.engine,
         settings.device,
         settings.positions,
-        settings.ignores,
+        (settings.ignores, settings.n_shares),
         state.decoding.task,
         state.decoding.link,
         state.parameters.names,

@@ -25,6 +25,7 @@ from .._data.class_weight import (
     weighted_positions,
     weighted_shares,
     weights_of_classes,
+    weights_of_labels,
     weights_of_masked,
 )
 from .._data.declared_targets import declared_targets
@@ -49,6 +50,8 @@ from .._data.targets import (
     sorted_classes,
     validation_accuracy,
     warn_of_empty_rows,
+    weigh_labels,
+    weighs_labels,
 )
 from .._fitted.fitted_model import FittedModel, listed
 from .._inference.graph import Decoding, has_ensembles
@@ -152,7 +155,7 @@ class LabelTask(OutputTask):
             return soft_accuracy(targets, predicted, weights)
         if targets.has_positions:
             return validation_accuracy(predicted, targets, weights)
-        if targets.lacks_labels:
+        if targets.counts_in_part:
             # the fraction of rows whose labels are all right except ignored ones, weighted by the user's weights
             labels = labels_of(truth, targets.classes) if isinstance(targets.classes, list) else truth
             rows = rows_with_labels(targets)
@@ -181,8 +184,7 @@ class NumberTask(OutputTask):
     def score(self, predicted: np.ndarray, targets: Targets, weights: np.ndarray | None) -> float:
         """Return R² on validation rows."""
         if targets.label_mask is not None:
-            given = None if weights is None else given_weights(targets, weights)
-            return r2_in_part(targets.values, targets.label_mask, predicted, given)
+            return r2_in_part(targets.values, targets.label_mask, predicted, weights_of_labels(targets, weights))
         return r2_of_rows(targets.values, predicted, weights, are_maps=bool(targets.row_shape))
 
 
@@ -314,14 +316,17 @@ def weighted_targets(
         targets = position_targets(y, classes, output_task.ignore_label)
     elif allow_missing and not output_task.classifies:
         targets = regression_targets(y, allow_nd=True, allow_missing=True)
-        if decoding is None:  # later calls may lack an output, and so may the validation data
-            require_numbers_of_columns(targets)
-        warn_of_empty_rows(targets)
     else:
         targets = output_task.encode(y, classes)
     _require_rows(n_rows, targets)
     if has_positions:
         return weighted_positions(targets, sample_weight, output_task.class_weight)
+    given = targets
+    if weighs_labels(sample_weight):
+        targets, sample_weight = weigh_labels(targets, sample_weight)
+    if decoding is None:  # later calls may lack an output, and so may the validation data
+        require_numbers_of_columns(targets)
+    warn_of_empty_rows(given)
 
     # y must have the same number of outputs, and of labels per row, as in the first call.
     if decoding is not None and targets.task == "regression" and targets.row_shape != decoding.row_shape:
@@ -484,8 +489,11 @@ def trained_positions(decoding: Decoding, targets: Targets) -> TrainedPositions 
 
 
 def ignoring(settings: StepSettings, targets: Targets) -> StepSettings:
-    """Return the settings, with ``ignores=True`` if some of a row's labels may be ignored."""
-    return with_attributes(settings, ignores=True) if targets.lacks_labels and not settings.ignores else settings
+    """Return the settings for targets of which some labels of a row may be ignored, or have weights of their own."""
+    n_shares = 0 if targets.label_shares is None else targets.n_labels
+    ignores = settings.ignores or targets.counts_in_part
+    same = (ignores, n_shares) == (settings.ignores, settings.n_shares)
+    return settings if same else with_attributes(settings, ignores=ignores, n_shares=n_shares)
 
 
 # Choose the decoding of the output, and the value that the loss reads.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.held_out import r2_in_part, r2_of_maps
-from .._data.targets import checked_weights, numbers_in_part, without_missing
+from .._data.held_out import r2_by_number, r2_of_maps
+from .._data.targets import without_missing
 from .._inference.graph import OutputOptions
 from .._utils.params import documented
 from .._utils.typing import MatrixLike, Predictions, TableLike
@@ -137,12 +138,11 @@ class OrtGradientRegressor(PredictsDistributions, MultiOutputMixin, RegressorMix
         y = scored_targets(self, y, sample_weight)
         if self._state.graph.is_whole:
             y, sample_weight = without_missing(y, sample_weight)
-        if not self._state.decoding.row_shape and (found := numbers_in_part(y)) is not None:
-            weights = None if sample_weight is None else checked_weights(sample_weight, len(found[0]))
-            return r2_in_part(*found, self.predict(X), weights)
-        if not self._state.decoding.row_shape:
-            return float(super().score(X, y, sample_weight))
-        return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
+        if self._state.decoding.row_shape:
+            return r2_of_maps(np.asarray(y), self.predict(X), sample_weight)
+        if (found := r2_by_number(y, sample_weight, partial(self.predict, X))) is not None:
+            return found
+        return float(super().score(X, y, sample_weight))
 
     def _learned(self) -> tuple[Loss | None, bool]:
         state = self._state

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from .._data.class_weight import given_weights
+from .._data.class_weight import given_weights, weights_of_labels
 from .._data.held_out import log_loss_of_labels, naming_validation_data, require_scorable, squared_error_of_labels
 from .._data.targets import (
     IGNORED,
@@ -173,7 +173,8 @@ def _scorer_of_indicators(name: str) -> Callable[..., float]:
         truth = np.asarray(y.toarray() if hasattr(y, "toarray") else y)
         weights = sample_weight
         if (found := masked_labels(truth, estimator.ignore_label)) is not None:
-            weights = found[1] * (1.0 if sample_weight is None else sample_weight[:, np.newaxis])
+            own = 1.0 if sample_weight is None else sample_weight.reshape(len(truth), -1)
+            weights = found[1] * own
             truth = np.where(found[1], truth, 0).astype(float)
         return -metric(truth, estimator.predict_proba(X), weights)
 
@@ -334,7 +335,7 @@ def loss_of_outputs(
     def loss() -> float:
         found = predictor.run_several(scored.live, numbers, scored.rows)
         pairs = zip(found, each, strict=True)
-        return float(np.sum([one.weight * mean(s, own.values, w) for s, (one, mean, own, w) in pairs]))
+        return float(np.sum([one.weight * mean(s, own.with_shares(own.values), w) for s, (one, mean, own, w) in pairs]))
 
     return loss
 
@@ -402,7 +403,7 @@ def validation(
             )
     elif held_out is not None:
         scored = scored_rows(state, examples, held_out, call)
-        if scored.targets.lacks_labels:
+        if scored.targets.counts_in_part:
             require_scorable(scored.targets, scored.weights)
     else:
         require_no_scoring(estimator, call)
@@ -542,14 +543,14 @@ def score_by(estimator: Parameters, scoring: Scoring, state: FittedState, scored
     if targets.row_shape and isinstance(scoring, str):
         scoring = FlatScorer(estimator, scoring, targets, weights)
     of_labels = targets.task == "multilabel" and isinstance(scoring, str) and scoring in OF_ONE_LABEL
-    if isinstance(scoring, str) and targets.lacks_labels and not of_labels:
+    if isinstance(scoring, str) and targets.counts_in_part and not of_labels:
         raise ValueError(
-            f"scoring={scoring!r} cannot leave out single labels of a row, which are missing or ignored here, or "
-            f"missing numbers. Take a function (estimator, X, y) -> float, or None, for the accuracy, or R², of those "
-            f"that count."
+            f"scoring={scoring!r} cannot leave out single labels of a row, which are missing or ignored here or have "
+            f"weights of their own, or such numbers. Take a function (estimator, X, y) -> float, or None, for the "
+            f"accuracy, or R², of those that count."
         )
-    if weights is not None and (targets.has_positions or targets.lacks_labels):
-        weights = given_weights(targets, weights)
+    if weights is not None and (targets.has_positions or targets.counts_in_part):
+        weights = weights_of_labels(targets, weights)
     return scorer_of(estimator, scoring, state, (X, y, weights), LivePredictions(state, X, scored.live, scored.rows))
 
 

@@ -417,7 +417,7 @@ def _loss_by_scores(
 
     def loss(scores: Scores) -> float:
         parts = [
-            one.weight * w.mean() * mean(s, part.values, w)
+            one.weight * w.mean() * mean(s, part.with_shares(part.values), w)
             for s, (one, mean, part, w) in zip(scores, each, strict=True)
             if w.any()
         ]

@@ -195,8 +195,7 @@ class Stream:
             targets, weights = weighted_targets(
                 task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
             )
-            if targets.lacks_labels and not ignores:
-                raise ValueError("y lacks some labels of a row, or holds ignore_label there: leave such rows out.")
+            require_counted_labels(targets, ignores=ignores)
             if isinstance(loss, Loss):
                 self._check(loss, targets)
                 if decoding.declared is not None:
@@ -562,6 +561,12 @@ def add_targets(
         known.update(column[rows], label_weights[rows])
     if trains:
         labels_by_block.append(LabelCounts().update(columns[rows, 0]))
+
+
+def require_counted_labels(targets: Targets, *, ignores: bool) -> None:
+    """Raise if labels of a row do not count, unless the step ``ignores`` such labels."""
+    if targets.counts_in_part and not ignores:
+        raise ValueError("y lacks some labels of a row, or holds ignore_label there: leave such rows out.")
 
 
 def mask_of_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:

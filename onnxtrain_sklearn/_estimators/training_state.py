@@ -689,7 +689,8 @@ def identity_of(
             hasher.update(name.encode())
             for start in range(0, len(held_out.rows), PIECE_ROWS):
                 hasher.update(column.rows(held_out.rows[start : start + PIECE_ROWS]).tobytes())
-        hasher.update(digest([np.asarray(held_out.targets.values), held_out.weights]))
+        targets = held_out.targets
+        hasher.update(digest([np.asarray(targets.with_shares(targets.values)), held_out.weights]))
         if isinstance(held_out.targets, SeveralTargets):
             hasher.update(digest(list(held_out.targets.weights)))
     return hasher.hexdigest()

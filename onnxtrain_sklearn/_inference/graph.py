@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -114,6 +114,7 @@ class Decoding:
     positions: Positions | None = None
     soft: bool = False
     n_targets: int | None = None
+    n_shares: ClassVar[int] = 0
     declared: DeclaredTargets | None = None
     distribution: Loss | None = None
     parts: tuple[Decoding, ...] = ()

@@ -47,6 +47,7 @@ def append_loss(
     link: Link,
     groups: Sequence[int] = (),
     ignores: bool = False,
+    shares: ir.Value | None = None,
     numbers: bool = False,
 ) -> ir.Value:
     """Emit the scalar ``sum_i w_i mean_j l_ij / sum_i w_i`` of a minibatch; 0 if all weights are zero.
@@ -57,13 +58,15 @@ def append_loss(
 
     ``groups`` holds the number of columns of each label: the loss of a row is the mean of the losses of its labels.
     With ``ignores``, labels with the target -1 are ignored: the loss of a row is the mean over its other labels, or 0
-    if there are none. If the targets are ``numbers``, those that are NaN are ignored.
+    if there are none. If the targets are ``numbers``, those that are NaN are ignored. With ``shares`` (N, n_labels),
+    the loss of a row is the sum of the losses of its labels, weighted by their shares; those of share 0 are ignored.
     """
     if isinstance(y, Mapping):
         rows, columns = _row_losses(op, loss, scores, y, link)
     else:
-        given = {"ignores": ignores, "numbers": numbers}
-        rows, columns = _losses_of_rows(op, loss, scores, y, sample_weight, link, groups, **given)
+        rows, columns = _losses_of_rows(
+            op, loss, scores, y, sample_weight, link, groups, ignores=ignores, shares=shares, numbers=numbers
+        )
     return weighted_row_mean(op, rows, sample_weight, columns)
 
 
@@ -77,6 +80,7 @@ def row_means(
     link: Link,
     groups: Sequence[int] = (),
     ignores: bool = False,
+    shares: ir.Value | None = None,
     numbers: bool = False,
 ) -> ir.Value:
     """Emit the loss of each row as a column (N, 1), the mean over its columns or labels.
@@ -84,7 +88,9 @@ def row_means(
     The operands are those of :func:`append_loss`. Losses are not multiplied by ``weight``: a weight of zero only keeps
     the loss of its row finite.
     """
-    rows, columns = _losses_of_rows(op, loss, scores, y, weight, link, groups, ignores=ignores, numbers=numbers)
+    rows, columns = _losses_of_rows(
+        op, loss, scores, y, weight, link, groups, ignores=ignores, shares=shares, numbers=numbers
+    )
     return rows if columns == 1 else op.Mul(row_sum(op, rows), 1.0 / columns)
 
 
@@ -162,6 +168,7 @@ def _losses_of_rows(
     groups: Sequence[int],
     *,
     ignores: bool,
+    shares: ir.Value | None,
     numbers: bool,
 ) -> tuple[ir.Value, int]:
     """Return the losses of the rows and their number of columns."""
@@ -169,7 +176,12 @@ def _losses_of_rows(
         # Take the mean of each row over the labels that are not ignored. For ignored labels, whose targets are -1, set
         # scores and targets to 0, so that the loss is finite; for missing numbers, set the target to 1, which all
         # losses accept. A loss may have more scores than numbers: they stay, because each belongs to one number.
-        there = op.Equal(y, y) if numbers else op.Greater(y, -0.5)  # NaN differs from itself
+        if shares is not None:
+            column_of = np.repeat(np.arange(len(groups)), groups) if groups else None
+            of_columns = shares if column_of is None else op.Gather(shares, column_of, axis=1)
+            there = op.Greater(of_columns, np.zeros((), op.dtype.numpy()))
+        else:
+            there = op.Equal(y, y) if numbers else op.Greater(y, -0.5)  # NaN differs from itself
         counted = op.Cast(there, to=op.dtype)
         scores = op.Mul(scores, counted) if op.shape(scores) == op.shape(y) else scores
         y = op.Where(there, y, np.ones((), op.dtype.numpy())) if numbers else op.Mul(y, counted)
@@ -182,6 +194,8 @@ def _losses_of_rows(
                 f"do not count (ignore_label, NaN) would affect it: return a loss for each, (N, {labels}), or leave "
                 f"these rows out."
             )
+        if shares is not None:
+            return row_sum(op, op.Mul(rows, shares)), 1
         if groups:
             counted = op.Gather(counted, np.cumsum([0, *groups[:-1]]).astype(np.int64), axis=1)
         total = op.Max(row_sum(op, counted), 1.0)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.held_out import r2_of_maps
+from .._data.held_out import r2_by_number, r2_of_maps
 from .._data.inputs import prediction_type
 from .._data.targets import checked_weights, rows_that_count, without_missing
 from .._estimators.base import GraphEstimator
@@ -52,6 +52,7 @@ from .fit import (
     naming,
     output_tasks_of,
     several_outputs,
+    weights_and_rows,
     weights_by_output,
 )
 from .streams import OutputsStream
@@ -91,23 +92,25 @@ def _require_scores_of_classes(estimator: Parameters) -> bool:
 
 def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
     """Return the score of one output on the rows whose weight for it is above zero."""
-    weights: Any = None
-    if sample_weight is not None:
-        weights = checked_weights(sample_weight, len(predicted))
-        rows = np.flatnonzero(weights)
-        if not len(rows):
-            raise ValueError("No row has a positive weight, so that there is no score.")
+    weights, counted = weights_and_rows(output_task, y, sample_weight, len(predicted))
+    if not counted.any():
+        raise ValueError("No row has a target of positive weight, so that there is no score.")
+    if not counted.all():
+        rows = np.flatnonzero(counted)
         y = rows_of(y, rows)
         predicted = predicted[rows]
-        weights = weights[rows]
+        weights = None if weights is None else weights[rows]
     from sklearn.metrics import accuracy_score, r2_score  # imports much of scikit-learn
 
     if not output_task.classifies:
         if decoding.row_shape:
             return r2_of_maps(np.asarray(y), predicted, weights)
+        if (found := r2_by_number(y, weights, lambda: predicted)) is not None:
+            return found
         return float(r2_score(y, predicted, sample_weight=weights))
     if decoding.positions is None:
-        y, predicted, weights = rows_that_count(y, predicted, weights, output_task.ignore_label)
+        y, predicted, given = rows_that_count(y, predicted, weights, output_task.ignore_label)
+        weights = None if given is None else np.asarray(given)
     if has_one_label(decoding):
         return float(accuracy_score(y, predicted, sample_weight=weights))
     return accuracy_of_several(decoding, y, predicted, output_task.ignore_label, weights)
@@ -164,9 +167,10 @@ class OrtGradientMultiOutput(GraphEstimator):
     Notes
     -----
     A row whose weight is zero for an output needs no target for this output: ``y`` is not read there. So rows that lack
-    some targets can be trained by ``sample_weight={"size": size_is_known}``. If outputs weight rows differently, the
-    mean of each loss is scaled by a factor that is fixed for all rows of a call, so that minibatches estimate the sum
-    of the means without bias. The penalty is divided by the number of rows with any target.
+    some targets can be trained by ``sample_weight={"size": size_is_known}``; numbers may also be NaN or None. If
+    outputs weight rows differently, the mean of each loss is scaled by a factor that is fixed for all rows of a call,
+    so that minibatches estimate the sum of the means without bias. The penalty is divided by the number of rows with
+    any target.
 
     ``predict`` returns a dict, so scikit-learn's meta-estimators that read predictions do not work. Searches and
     cross-validation work, with ``y`` as :class:`Inputs` or as a data frame, because they call :meth:`score`.
@@ -225,9 +229,9 @@ class OrtGradientMultiOutput(GraphEstimator):
             with its name. If X is a table in files, a dict of the target column, or columns, of each output; None for
             :class:`RowBlocks`, whose ``target`` is that dict.
         sample_weight : array-like of shape (n_samples,), or dict of str to array-like, default=None
-            Weight of each row in the mean losses, >= 0: an array for all outputs, or a dict by output. None: one, also
-            in the dict. Targets of weight zero are not read. If X is a table in files, the name of a column, or a dict
-            of names.
+            Weight of each row in the mean losses, >= 0: an array for all outputs, or a dict by output, in which an
+            output may have a weight for each of its numbers or labels. None: one, also in the dict. Targets of weight
+            zero are not read. If X is a table in files, the name of a column, or a dict of names.
         X_val, y_val, sample_weight_val : like X, y and sample_weight, default=None
             Validation data, scored after each epoch; with ``early_stopping`` they replace the split.
         groups : array-like of shape (n_samples,), default=None

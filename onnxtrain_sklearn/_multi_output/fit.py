@@ -22,10 +22,13 @@ from .._data.targets import (
     Classes,
     SeveralTargets,
     Targets,
+    checked_label_weights,
     checked_weights,
     joined_targets,
     require_same_places,
+    rows_without_target,
     spread,
+    weighs_labels,
 )
 from .._estimators.base import BaseOrtGradient
 from .._estimators.call import Call, Examples, FitContext
@@ -191,7 +194,9 @@ def choose_decodings(
         positions = trained_positions(part.decoding, own)
         at_positions = () if positions is None else (positions.axes, positions.shape, positions.label_weights)
         more = part.decoding.task, part.decoding.link, part.decoding.n_scores, part.decoding.groups, weights[name]
-        losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=own.lacks_labels))  # type: ignore[misc]
+        n_shares = 0 if own.label_shares is None else own.n_labels
+        ignores = own.counts_in_part
+        losses.append(OutputLoss(name, loss, *more, *at_positions, ignores=ignores, n_shares=n_shares))  # type: ignore[misc]
     whole = replace(graph, model=model)
     # The joint decoding describes the joint targets: a matrix of numbers, in which each output has its own columns.
     # A prediction of each output, without what its loss predicts besides.
@@ -474,6 +479,7 @@ def several_examples(
                     decoding,
                     at_positions=at_positions,
                     may_lack_labels=call.one_epoch or call.stream is not None,
+                    allow_missing=call.stream is None,
                 )
             )
     alike = None if call.stream is None else call.stream.alike
@@ -503,21 +509,42 @@ def targets_of_output(
     *,
     at_positions: bool = False,
     may_lack_labels: bool = False,
+    allow_missing: bool = True,
 ) -> tuple[Targets, np.ndarray | None]:
-    """Return the targets of one output and the row weights, without reading targets of rows of weight zero."""
-    weights = None if sample_weight is None else checked_weights(sample_weight, n_rows)
+    """Return the targets of one output and the row weights, without reading targets of rows of weight zero.
+
+    ``allow_missing`` admits missing numbers (NaN or None).
+    """
+    weights, counted = weights_and_rows(output_task, y, sample_weight, n_rows, allow_missing=allow_missing)
     # In a later call of partial_fit, all rows may lack a target for this output: their weights are zero.
-    if may_lack_labels and weights is not None and not weights.any() and decoding is not None:
-        return _no_targets(decoding, n_rows, np.shape(y)[1:]), weights
+    if may_lack_labels and not counted.any() and decoding is not None:
+        return _no_targets(decoding, n_rows, np.shape(y)[1:]), np.zeros(n_rows)
     # The targets of rows of weight zero may be anything, such as NaN. Encode only the other rows, then insert
     # placeholders.
-    rows = None if weights is None or weights.all() or not weights.any() else np.flatnonzero(weights)
-    if rows is None or weights is None or len(y) != n_rows:
-        return weighted_targets(output_task, n_rows, y, weights, classes, decoding, at_positions=at_positions)
-    found = weighted_targets(
-        output_task, len(rows), rows_of(y, rows), weights[rows], classes, decoding, at_positions=at_positions
-    )
+    more: dict[str, Any] = {"at_positions": at_positions, "allow_missing": allow_missing}
+    if counted.all() or not counted.any() or len(y) != n_rows:
+        return weighted_targets(output_task, n_rows, y, weights, classes, decoding, **more)
+    rows = np.flatnonzero(counted)
+    own = None if weights is None else weights[rows]
+    found = weighted_targets(output_task, len(rows), rows_of(y, rows), own, classes, decoding, **more)
     return spread(*found, rows, n_rows)
+
+
+def weights_and_rows(
+    output_task: OutputTask, y: Any, sample_weight: Any, n_rows: int, *, allow_missing: bool = True
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """Return the checked weights of the rows or of their labels, and the mask of the rows that have a target."""
+    counted = np.ones(n_rows, bool)
+    weights = None
+    if weighs_labels(sample_weight):
+        weights = checked_label_weights(sample_weight, (n_rows, *np.shape(y)[1:]))
+        counted = weights.any(axis=1)
+    elif sample_weight is not None:
+        weights = checked_weights(sample_weight, n_rows)
+        counted = weights > 0
+    if allow_missing and not output_task.classifies and np.shape(y)[:1] == (n_rows,):
+        counted = counted & ~rows_without_target(y)
+    return weights, counted
 
 
 def _no_targets(decoding: Decoding, n_rows: int, places: tuple[int, ...]) -> Targets:

@@ -23,6 +23,7 @@ from .._estimators.streams import (
     block_parts,
     mask_of_rows,
     named_block,
+    require_counted_labels,
     taken_part,
     targets_of,
 )
@@ -142,7 +143,9 @@ class OutputsStream(Stream):
                 for name, own in weights.items():
                     if own.any():
                         task = self._task(name)
-                        found = targets_of_output(task, len(own), targets[name], own, classes[name], None)[1]
+                        found = targets_of_output(
+                            task, len(own), targets[name], own, classes[name], None, allow_missing=False
+                        )[1]
                         totals[name] += float(own.sum() if found is None else found.sum())
         self.mean_weights = {name: total / self.n_rows for name, total in totals.items()}
 
@@ -172,15 +175,23 @@ class OutputsStream(Stream):
         def encoded(n_rows: int, y: Any, sample_weight: Any) -> tuple[Targets, np.ndarray | None]:
             targets, weights = self._weights(y, sample_weight)
             found = []
-            for name, task in tasks.items():
+            for (name, task), one in zip(tasks.items(), loss.outputs, strict=True):
                 decoding = decodings[name]
                 given = cast("np.ndarray | None", weights[name])
                 # Leave out weights that are all one if outputs give equal weights. Otherwise their factor is needed.
                 given = None if self.alike and (weights[name] == 1).all() else given
                 with naming(name):
                     own = targets_of_output(
-                        task, n_rows, targets[name], given, decoding.classes, decoding, may_lack_labels=True
+                        task,
+                        n_rows,
+                        targets[name],
+                        given,
+                        decoding.classes,
+                        decoding,
+                        may_lack_labels=True,
+                        allow_missing=False,
                     )
+                    require_counted_labels(own[0], ignores=one.ignores)
                     cast("Loss", task.loss).check_targets(own[0].values)
                 found.append(own)
             joined, row_weights = joined_targets(list(tasks), *zip(*found, strict=True), alike=self.alike)

@@ -31,16 +31,14 @@ from .._data.held_out import (
     ValidationSplit,
     is_share,
     naming_validation_data,
-    r2_in_part,
+    r2_by_number,
     require_group_reader,
     share_of_blocks,
 )
 from .._data.inputs import prediction_type
 from .._data.targets import (
     Targets,
-    checked_weights,
     label_targets,
-    numbers_in_part,
     regression_targets,
     require_numbers_of_columns,
     rows_that_count,
@@ -304,7 +302,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         targets = self._encode(y)
         check_consistent_length(table.columns[0], targets.values)
         weights = self._row_weights(sample_weight, targets)
-        if targets.lacks_labels:
+        if targets.counts_in_part:
             warn_of_empty_rows(targets)
             filled = np.zeros(len(targets.values))
             filled[rows_with_labels(targets)] = 1.0
@@ -313,7 +311,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
 
     def _row_weights(self, sample_weight: ArrayLike | None, targets: Targets) -> np.ndarray | None:
         """Return the weights of rows with those of their classes; the networks count the labels that rows lack."""
-        if targets.lacks_labels:
+        if targets.counts_in_part:
             return given_weights(targets, weights_of_masked(targets, sample_weight, self.class_weight))
         return row_weights(sample_weight, targets, self.class_weight)
 
@@ -379,7 +377,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             "loss='squared_error'": self._has_linear_loss(),
             "monotonic_cst=None": getattr(self, "monotonic_cst", None) is None,
             "targets without missing numbers": not (
-                isinstance(examples, TableExamples) and examples.targets.lacks_labels
+                isinstance(examples, TableExamples) and examples.targets.counts_in_part
             ),
         }
         missing = [need for need, met in needs.items() if not met]
@@ -723,9 +721,8 @@ the loss of the held-out rows chooses the epoch, and there is no ``linear_part``
         if reads_source(X):
             return score_of_source(self, X, y, sample_weight)
         y = scored_targets(self, y, sample_weight)
-        if (found := numbers_in_part(y)) is not None:
-            weights = None if sample_weight is None else checked_weights(sample_weight, len(found[0]))
-            return r2_in_part(*found, np.asarray(self.predict(X)), weights)
+        if (found := r2_by_number(y, sample_weight, lambda: np.asarray(self.predict(X)))) is not None:
+            return found
         return float(super().score(X, y, sample_weight))
 
     def _encode(self, y: ArrayLike) -> Targets:

@@ -456,7 +456,7 @@ class TableExamples:
         matrix = preprocessing.transform(self.table.rows(rows), place.device, place.session_options)
         y = self.targets.values[rows]
         if self.targets.task == "multilabel":
-            y = np.where(y < 0, np.nan, y) if self.targets.lacks_labels else y.astype(np.int64)
+            y = np.where(y < 0, np.nan, y) if self.targets.counts_in_part else y.astype(np.int64)
         else:
             y = y if self.classes is None else self.classes[y]  # the network encodes its labels itself
             y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y

@@ -78,7 +78,8 @@ def training_graph(
     else:
         # An ensemble: the loss is the mean of the members' losses. Each member sees every row, with the row's weight.
         columns = rows_of_members(op, scores, graph.members, settings.n_scores, batch_size)
-        width = None if settings.task == "multiclass" and not settings.soft else settings.n_columns
+        one_label = settings.task == "multiclass" and not settings.soft
+        width = None if one_label else settings.n_columns + settings.n_shares
         width = width if settings.declared is None else settings.declared.width
         y = repeated_rows(op, y, graph.members, width)
         every_weight = repeated_rows(op, sample_weight, graph.members, None)
@@ -114,6 +115,7 @@ def _mean_loss(
         loss = LossOfLabels(settings.loss)
     elif of_indices:
         y = one_hot(op, y, settings.n_columns, op.dtype, ignores=settings.positions is not None)
+    y, shares = _targets_and_shares(op, y, settings.n_columns, settings.n_shares)
     return append_loss(
         op,
         loss,
@@ -123,8 +125,19 @@ def _mean_loss(
         link=settings.link,
         groups=settings.groups,
         ignores=settings.ignores,
+        shares=shares,
         numbers=settings.task == "regression",
     )
+
+
+def _targets_and_shares(
+    op: GraphBuilder, y: ir.Value, n_columns: int, n_shares: int
+) -> tuple[ir.Value, ir.Value | None]:
+    """Return the targets of the rows, and the shares of their labels if these follow them as columns."""
+    if not n_shares:
+        return y, None
+    targets, shares = split_columns(op, y, [n_columns, n_shares])
+    return targets, shares
 
 
 def _mean_loss_of_declared(
@@ -206,6 +219,9 @@ class TargetForm(Protocol):
     def n_columns(self) -> int: ...
 
     @property
+    def n_shares(self) -> int: ...
+
+    @property
     def soft(self) -> bool: ...
 
     @property
@@ -222,7 +238,7 @@ def target_layout(
         return (rows, math.prod(positions.shape)), np.dtype(np.int64)
     if form.task == "multiclass" and not form.soft:
         return (rows,), np.dtype(np.int64)
-    return (rows, form.n_columns), dtype
+    return (rows, form.n_columns + form.n_shares), dtype
 
 
 def as_target(
@@ -348,9 +364,19 @@ def _row_losses(op: GraphBuilder, one: OutputLoss, scores: ir.Value, y: ir.Value
         y = op.Cast(op.Squeeze(y, axes=[1]), to=ir.DataType.INT64)
     elif one.task == "multiclass":  # the matrix of targets holds class indices as floats, which are exact
         y = op.Cast(op.Equal(y, np.arange(one.n_scores, dtype=op.dtype.numpy())), to=op.dtype)
-    parts = {"scores": scores, "y": y, "weight": weight}
-    numbers = one.task == "regression"
-    return row_means(op, loss, **parts, link=one.link, groups=one.groups, ignores=one.ignores, numbers=numbers)
+    y, shares = _targets_and_shares(op, y, one.n_columns, one.n_shares)
+    return row_means(
+        op,
+        loss,
+        scores=scores,
+        y=y,
+        weight=weight,
+        link=one.link,
+        groups=one.groups,
+        ignores=one.ignores,
+        shares=shares,
+        numbers=one.task == "regression",
+    )
 
 
 # Losses of many classes from class indices: one-hot rows would take more memory than the scores themselves.

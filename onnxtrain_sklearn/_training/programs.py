@@ -195,7 +195,7 @@ def _key(parts: PassParts) -> Hashable:
             settings.soft,
             settings.groups,
         ),
-        (settings.positions, settings.ignores, settings.scheduled.dropout),
+        (settings.positions, settings.ignores, settings.n_shares, settings.scheduled.dropout),
     )
     origin = is_from_torch(template_of(graph.model))  # PyTorch averages running variances in its own way
     form = (

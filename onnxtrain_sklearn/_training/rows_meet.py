@@ -423,7 +423,7 @@ def require_separate_labels(settings: StepSettings, dtype: DType) -> None:
             f"Rows meet in the loss {name}, and some labels or numbers of rows do not count (ignore_label, NaN): they "
             f"would meet the others. {advice}"
         )
-    if not settings.groups and _labels_meet(replace(settings, ignores=False), dtype):
+    if not settings.groups and _labels_meet(replace(settings, ignores=False, n_shares=0), dtype):
         raise ModelError(
             f"In the loss {name} the labels or numbers of a row meet, and some of them do not count (ignore_label, "
             f"NaN): the losses of the others would depend on them. {advice}"

@@ -61,6 +61,8 @@ class StepSettings:
         label are neighboring columns.
     ignores : bool
         Whether a row may have several labels, some of which are ignored (target -1).
+    n_shares : int
+        The number of labels or numbers of a row whose shares in its weight follow the targets as columns; else 0.
     soft : bool
         Whether the targets of a classifier are the shares of the classes in each row.
     n_targets : int or None
@@ -89,6 +91,7 @@ class StepSettings:
     ema_decay: float | None = None
     positions: TrainedPositions | None = None
     ignores: bool = False
+    n_shares: int = 0
     checkpoint_activations: bool = False
     lazy_rows: bool = False
     soft: bool = False
@@ -143,6 +146,8 @@ class OutputLoss:
         For labels at positions: the weight of each class.
     ignores : bool
         Whether a row may have several labels, some of which are ignored (target -1).
+    n_shares : int
+        The number of labels or numbers of a row whose shares in its weight follow the targets as columns; else 0.
     """
 
     name: str
@@ -156,6 +161,7 @@ class OutputLoss:
     places: tuple[int, ...] = ()
     label_weights: tuple[float, ...] = ()
     ignores: bool = False
+    n_shares: int = 0
     soft: ClassVar[bool] = False
     declared: ClassVar[None] = None
 
@@ -169,7 +175,7 @@ class OutputLoss:
         """Number of columns of the output's targets, which are class indices or numbers."""
         if self.positions is not None:
             return math.prod(self.places)
-        return 1 if self.task == "multiclass" else self.n_scores
+        return 1 if self.task == "multiclass" else self.n_scores + self.n_shares
 
 
 def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
@@ -186,6 +192,7 @@ def settings_of_output(settings: StepSettings, one: OutputLoss) -> StepSettings:
         groups=one.groups,
         positions=positions,
         ignores=one.ignores,
+        n_shares=one.n_shares,
         soft=False,
         n_targets=None,
         declared=None,

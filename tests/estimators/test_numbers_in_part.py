@@ -230,6 +230,33 @@ def test_old_rows_without_some_numbers_count_in_fine_tuning():
     assert_allclose(net.predict(rows), rows @ weights, atol=0.05)
 
 
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("hidden", [np.nan, None])
+def test_outputs_of_a_graph_may_lack_numbers(engine, hidden):
+    rows, targets = heads.data(N)
+    losses = {"numbers": "squared_error", "number": "huber", "class": "log_loss"}
+    net = OrtGradientMultiOutput(
+        heads.graph(list(losses)), loss=losses, learning_rate_init=0.01, max_iter=4, batch_size=16, random_state=0
+    )  # fmt: skip
+    net.set_params(engine=engine)
+    y = {name: targets[name] for name in losses}
+    there, alone = RNG.random((N, 2)) < 0.7, RNG.random(N) < 0.7
+    there[3] = alone[3] = False
+    weights = {"numbers": there.astype(float), "number": alone.astype(float)}
+    kind = float if hidden is np.nan else object
+    own = np.reshape(y["number"], N).astype(kind)
+    own[~alone] = hidden
+    y_missing = y | {"numbers": np.where(there, y["numbers"], hidden).astype(kind), "number": own}
+    found = net.fit(rows, y_missing)
+    curve, scores = found.loss_curve_, found.output_scores(rows, y_missing)
+    expected = net.fit(rows, y, weights)
+    assert_allclose(curve, expected.loss_curve_, rtol=1e-6)
+    assert scores == pytest.approx(expected.output_scores(rows, y, weights), rel=1e-6)
+    halves = [{name: one[part] for name, one in y_missing.items()} for part in (slice(20), slice(20, N))]
+    net.partial_fit(rows[:20], halves[0]).partial_fit(rows[20:], halves[1])
+    assert np.isfinite(net.loss_)
+
+
 def test_what_takes_no_missing_numbers_says_so(tmp_path):
     for y in (Y[:, 0], Y[:, :1]):
         with pytest.raises(ValueError, match="Input y contains NaN"):
@@ -243,9 +270,13 @@ def test_what_takes_no_missing_numbers_says_so(tmp_path):
     with pytest.raises(ValueError, match="cannot leave out single labels"):
         OrtGradientRegressor(Linear(), scoring="r2").fit(X, Y, X_val=X, y_val=Y)
     rows, targets = heads.data(N)
-    numbers = np.where(np.arange(N)[:, None] % 2 == [0, 1], targets["numbers"], np.nan)
+    net = OrtGradientMultiOutput(heads.graph(["map"]), loss={"map": "huber"})
+    some = targets["map"].copy()
+    some[0, 0, 0] = np.nan
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        net.fit(rows, {"map": some})
     with pytest.raises(ValueError, match="NaN"):
-        OrtGradientMultiOutput(heads.graph(["numbers"]), loss={"numbers": "huber"}).fit(rows, {"numbers": numbers})
+        net.fit(rows, {"map": np.full_like(some, np.nan)})
     with pytest.raises(ValueError, match="An exported training takes no missing numbers"):
         RealMLPRegressor("td-s").export_training(tmp_path / "folder", X, Y)
     pa = pytest.importorskip("pyarrow")
