@@ -1,4 +1,4 @@
-"""Find or build the graph to train: a given graph, a fitted estimator's, a builder's, or an earlier call's.
+"""Find or build the graph to train: given (also at its fixed batch), converted, a builder's, or an earlier call's.
 
 :func:`graph_plan` returns a :class:`GraphPlan`. If the graph is ``known`` before the data, its inputs determine how X
 is read. After the data are read, ``complete`` returns the graph for them: a builder builds it, or a new head is sized
@@ -182,9 +182,9 @@ class GraphPlan:
         return self.known, examples
 
     def at_own_batch(self) -> GraphPlan | None:
-        """Return a plan that runs a given graph only on the rows for which it was exported; None if that is no remedy.
+        """Return a plan that calls a given graph at the fixed batch of its file; None if it has none.
 
-        Its batch axis could not be freed.
+        It is the fallback for graphs whose batch axis cannot be freed.
         """
         known = self.known
         whole = None if known is None else known.reference

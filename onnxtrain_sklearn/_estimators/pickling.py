@@ -1,4 +1,4 @@
-"""Pickle, clone and copy estimators: their state as plain data that name classes.
+"""Pickles, clones and copies of estimators: the fitted state as plain data without private paths, and back.
 
 A pickle of an estimator that trains a graph contains no path of a private module: users need to trust only public
 types, and private modules can move. Those of estimators for raw tables also name ``_recipes.preprocessing`` and

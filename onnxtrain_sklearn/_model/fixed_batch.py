@@ -1,4 +1,4 @@
-"""Change a graph that was exported for a fixed number of rows so that it takes any number of rows.
+"""Graphs exported for a fixed batch: free their batch axis, or find the batch that each call must have.
 
 :func:`free_batch_axis` runs once, when a graph is read. It goes through the nodes in order, follows the axis of the
 rows (:mod:`.batch_axis`), and edits constants that are valid only for the batch size of the file: shapes of Reshape and

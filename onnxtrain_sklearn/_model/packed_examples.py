@@ -1,4 +1,4 @@
-"""Graphs that are run on one example at a time, because examples differ in size: molecules, sequences, images.
+"""Lists of examples that differ in size (molecules, texts, images), in the graph: it unpacks and runs one at a time.
 
 All other modules assume inputs with a row for each sample. :func:`packed` makes such inputs: a row holds the numbers of
 an example, one after the other, and a further input holds the sizes that differ between examples. A pass takes one

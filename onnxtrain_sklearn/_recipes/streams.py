@@ -1,4 +1,4 @@
-"""Rows of a recipe that need not fit into memory: a table that is read in blocks.
+"""Prepare tables that need not fit into memory for RealMLP and TabM: statistics of all rows, then block by block.
 
 Two passes precede the first step. One over the targets finds classes and weights, and decides which blocks are held
 out. One over all columns gathers the statistics of which each preprocessing is made; TabM reads its blocks once more,

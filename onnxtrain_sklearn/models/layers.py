@@ -1,4 +1,4 @@
-"""Perceptrons, linear and convolutional networks, and their layers.
+"""Perceptrons (with monotonic constraints), linear and convolutional networks, and their layers.
 
 :class:`Linear`, :class:`MLP` and :class:`ConvNet` are the builders. :func:`empty_graph` begins a graph, :func:`dense`
 and its neighbors emit layers, and :func:`finish` returns the model.

@@ -1,4 +1,4 @@
-"""RealMLP and TabM, the networks for tables.
+"""RealMLP (with monotonic constraints) and TabM, the networks for tables.
 
 Both first split the columns (:func:`coded_table`) and make inputs of the first layer from each kind: numbers through
 an embedding (:func:`numeric_columns`), categories as :class:`Indicators` or trained vectors (:func:`category_vectors`).
