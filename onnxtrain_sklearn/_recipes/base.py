@@ -68,7 +68,7 @@ from .._export.folder import training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting
 from .._inference.graph import Decoding
-from .._inference.predictor import Predictor, prediction_graph
+from .._inference.predictor import PredictionGraph, Predictor, prediction_graph
 from .._model.links import Link, Task
 from .._ort import sessions
 from .._ort.devices import Device
@@ -183,7 +183,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     _inputs: Preprocessing
     _device: Device
     _session_options: Mapping[str, object] | None
-    _predictors: dict[int, Predictor]
+    _predictors: dict[tuple[int, str], Predictor]
     _epochs: list[dict[str, Any]]
 
     @abstractmethod
@@ -500,18 +500,27 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     def _predict(self, X: MatrixLike, output: int) -> np.ndarray:
         """Return an output of the graph, by its index, for the rows of a table."""
         check_is_fitted(self)
+        return self._run(X, self._predictor(), output)
+
+    def _run(self, X: MatrixLike, predictor: Predictor, output: int = 0) -> np.ndarray:
+        """Return an output of a graph that takes the table, for its rows."""
         table = read_table(self, X, reset=False)
         rows = len(table)
         # onnxruntime multiplies a single row by another kernel, which may differ in the last bit. Predicting the row
         # twice gives it the bits that it has among other rows.
         columns = self._inputs.columns(table.rows(np.zeros(2, int)) if rows == 1 else table)
-        return self._predictor().run(columns, output=output)[:rows]
+        return predictor.run(columns, output=output)[:rows]
 
     def _predictor(self) -> Predictor:
-        key = sessions.forks()  # a forked process cannot use the sessions of its parent
+        return self._predictor_of(
+            "predict", lambda: vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
+        )
+
+    def _predictor_of(self, values: str, graph: Callable[[], PredictionGraph]) -> Predictor:
+        """Return the predictor of a graph that takes the table; ``values`` names what it computes."""
+        key = sessions.forks(), values  # a forked process cannot use the sessions of its parent
         if key not in self._predictors:
-            graph = vars(self).get("_prediction") or prediction_graph(ir.from_proto(self.to_onnx()))
-            self._predictors[key] = Predictor(graph, self._device, self._session_options, width=self._inputs.width)
+            self._predictors[key] = Predictor(graph(), self._device, self._session_options, width=self._inputs.width)
         return self._predictors[key]
 
     def _batching(self) -> Batching:

@@ -18,6 +18,7 @@ from ..models.layers import signs_of_columns
 from ..models.tabular import RealMLP
 from ..optimizers import AdamW
 from .base import FOR_CLASSES, FOR_NUMBERS, ClassifierRecipe, RegressorRecipe
+from .features import LastHiddenLayers
 from .preprocessing import Preprocessing, RobustScaling, Scaling
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ NeurIPS 2024.""",
 
 @documented(**ABOUT_REALMLP, **FOR_CLASSES, rate="0.04")
 @dataclass(kw_only=True, eq=False, repr=False)
-class RealMLPClassifier(ClassifierRecipe, RealMLPRecipe):
+class RealMLPClassifier(LastHiddenLayers, ClassifierRecipe, RealMLPRecipe):
     """Classify the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 
     {data}
@@ -232,7 +233,7 @@ and 1. If a row has several labels, each label has the two classes 0 and 1.""",
 
 @documented(**ABOUT_REALMLP, **FOR_NUMBERS, rate='0.2, for "td-s" 0.07')
 @dataclass(kw_only=True, eq=False, repr=False)
-class RealMLPRegressor(RegressorRecipe, RealMLPRecipe):
+class RealMLPRegressor(LastHiddenLayers, RegressorRecipe, RealMLPRecipe):
     """Predict numbers from the rows of a table by RealMLP, a multi-layer perceptron with tuned default settings.
 
     {data}

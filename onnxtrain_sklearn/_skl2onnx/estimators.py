@@ -27,6 +27,7 @@ from .._importers.quantization import requantized
 from .._inference.graph import Decoding, OutputOptions, inference_model
 from .._ir.control_flow import unroll
 from .._ir.edits import replace_input
+from .._recipes.features import LastHiddenLayers
 from .._utils.typing import Container, Operator, Scope
 from ..exceptions import ModelError
 from ..graph import GraphBuilder
@@ -78,6 +79,11 @@ def with_feature_steps(model: Any) -> Any:
 def _as_transformer(model: Any) -> Any:
     if isinstance(model, BaseOrtGradient):
         return FeatureStep(model)
+    if isinstance(model, LastHiddenLayers):  # its converter is that of predict
+        raise ModelError(
+            f"{type(model).__name__} has no converter for transform, before a model in a pipeline or in a union: "
+            f"convert it as a model, or use OrtGradientRegressor or OrtGradientClassifier for the features."
+        )
     if not hasattr(model, "steps"):
         return model
     return _with_steps(model, "steps", [(label, _as_transformer(one)) for label, one in model.steps])
