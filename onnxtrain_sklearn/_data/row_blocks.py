@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import weakref
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -327,8 +328,7 @@ def _find_blocks(rows: RowBlocks) -> _Opened:
                 read = _reader(one, schema, stamps.get(one.path))
                 blocks.append(_Block(n_rows, f"Row group {number} of {one.path}", read))
             return _Opened(blocks, features, None, _declared(schema))
-    tables = (table for _, table in pieces(dataset, rows.columns, target_columns, size))
-    return _copied(rows, tables)
+    return _copied(rows, pieces(dataset, rows.columns, target_columns, size))
 
 
 def _dataset(source: Any) -> tuple[Any, list[Any]]:
@@ -785,8 +785,10 @@ def _features(known: Sequence[str], columns: Sequence[str] | None, target_column
 # The copy of a source that cannot be read block by block.
 
 
-def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
+def _copied(rows: RowBlocks, tables: Iterator[tuple[str, Any]]) -> _Opened:
     """Copy tables into a temporary file, in blocks so short that a buffer holds COPIED_BLOCKS of them, or longer.
+
+    ``tables`` are those of :func:`pieces`, with their places, by which errors name the rows of a block.
 
     The file holds one message of Arrow's IPC format after another, without a footer: the reader of a file of 2,000
     blocks would take most of its time to parse the list of them again for each block.
@@ -802,6 +804,7 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
     counts, starts = list[int](), [0]
     features, declared = list[str](), frozenset[str]()
     schema, waiting, count = None, [], 0
+    places, ends = list[str](), [0]  # of the rows that come, and the number of rows up to there
 
     def write(table: Any, file: Any) -> None:
         message = table.combine_chunks().to_batches()[0].serialize()
@@ -812,7 +815,13 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
 
     try:
         with open(path, "wb") as file:
-            for table in tables:
+            for place, table in tables:
+                if not table.num_rows:
+                    continue
+                if not places or places[-1] != place:
+                    places.append(place)
+                    ends.append(ends[-1])
+                ends[-1] += table.num_rows
                 declared |= _declared(table.schema)
                 if schema is None:
                     schema = table.schema
@@ -846,7 +855,12 @@ def _copied(rows: RowBlocks, tables: Iterator[Any]) -> _Opened:
 
         return read
 
-    blocks = [_Block(n, f"Block {i} of {source}", reader(i)) for i, n in enumerate(counts)]
+    blocks, end = [], 0
+    for i, n in enumerate(counts):
+        first, end = end, end + n
+        origins = places[bisect_right(ends, first) - 1 : bisect_left(ends, end)]
+        place = origins[0] if len(origins) == 1 else f"{origins[0]}, to {origins[-1][0].lower()}{origins[-1][1:]}"
+        blocks.append(_Block(n, place, reader(i)))
     return _Opened(blocks, features, remove, declared)
 
 

@@ -342,3 +342,18 @@ def test_labels_beyond_the_whole_numbers_of_float64_stay_apart(tmp_path):
     for buffer_rows in (16, 400):  # copied, and read where they lie
         with RowBlocks(tmp_path / "one.parquet", target="y", buffer_rows=buffer_rows) as rows:
             assert np.concatenate([rows.targets(i)[0] for i in range(len(rows))]).tolist() == labels.tolist()
+
+
+def test_blocks_of_a_copy_are_named_by_the_row_groups_that_they_come_from(tmp_path):
+    groups = []
+    for i, n in enumerate((50, 0, 7, 90)):
+        path = tmp_path / f"{i}.parquet"
+        pq.write_table(pa.table({"x": np.arange(n), "y": np.arange(n) % 2}), path, row_group_size=20)
+        groups += [f"row group {row // 20} of {path}" for row in range(n)]  # of each row
+    rows, start = RowBlocks(tmp_path, target="y", buffer_rows=48), 0
+    assert 147 / 20 < len(rows) < 147
+    for i, size in enumerate(rows.sizes):
+        first, last = groups[start], groups[start + size - 1]
+        assert rows.place(i) == f"R{first[1:]}" + (f", to {last}" if last != first else "")
+        start += size
+    assert start == len(groups)
