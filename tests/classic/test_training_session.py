@@ -106,7 +106,7 @@ def test_a_session_trains_as_our_estimator_does(kind, optimizer, attributes, eng
     maps = {"optimizer_attributes_map": dict.fromkeys(WEIGHTS, attributes)}
     session = TrainingSession(with_loss(), parameters(kind, enable_grad_norm_clip=False, **maps), engine=engine)
     estimator = OrtGradientRegressor(net(), optimizer=optimizer, learning_rate_init=0.01, engine=engine)
-    for i in range(100):
+    for i in range(20):
         rows = slice(i % 4 * 10, i % 4 * 10 + 10)
         (loss,) = session.run(["loss"], feed(0.01, rows))
         estimator.partial_fit(X[rows], Y[rows].ravel())

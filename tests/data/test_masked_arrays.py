@@ -30,7 +30,7 @@ BOTH = [OrtGradientClassifier(MLP((4,)), max_iter=1), RealMLPClassifier(n_ensemb
 )
 def test_hidden_numbers_are_missing(rows):
     filled = rows.astype(rows.dtype if rows.dtype.kind == "f" else float).filled(np.nan)
-    settings = {"variant": "td", "max_iter": 1, "random_state": 0}
+    settings = {"variant": "td", "max_iter": 1, "random_state": 0, "hidden_layer_sizes": 8, "n_ensembles": 1}
     expected = RealMLPRegressor(**settings).fit(filled, Y).predict(filled)
     trained = RealMLPRegressor(**settings).fit(rows, Y)
     assert_array_equal(trained.predict(rows), expected)

@@ -117,7 +117,7 @@ def test_the_untrained_file_is_the_given_one(quantized):
 def test_training_lowers_the_loss_of_the_file_that_is_given_back(quantized):
     target = run_given(quantized, X) + np.sin(3 * X[:, :3])
     net = OrtGradientRegressor(quantized, learning_rate_init=0.05, **SETTINGS)
-    for _ in range(100):
+    for _ in range(50):
         net.partial_fit(X, target)
     exported = net.to_onnx()
     assert_array_equal(run(exported, X), net.predict(X))

@@ -226,6 +226,7 @@ net (float[N, 1, 8, 8] image) => (float[N, 10] digit, float[N, 1] ink) {
 }"""
 
 
+@pytest.mark.long
 @each_engine
 def test_a_network_of_two_heads_reads_digits_and_measures_ink(engine):
     digits = load_digits()

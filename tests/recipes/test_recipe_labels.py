@@ -244,6 +244,7 @@ class TestScikitLearn:
         p = cross_val_predict(search.best_estimator_, X, Y, cv=3, method="predict_proba")
         assert ((p > 0.5) == Y).mean() > 0.8
 
+    @pytest.mark.long
     @pytest.mark.parametrize("wrap", [MultiOutputClassifier, ClassifierChain])
     def test_meta_estimators_take_recipes(self, wrap):
         numbers = X.drop(columns="corner").fillna(0).to_numpy()
