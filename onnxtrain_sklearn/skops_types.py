@@ -32,6 +32,7 @@ HELD = (
     "_recipes.preprocessing.Preprocessing",
     "_recipes.preprocessing.QuantileScaling",
     "_recipes.preprocessing.RobustScaling",
+    "_recipes.times.Calendar",
     "_ort.devices.Device",
     "_training.step.StepKind",
     "adapters.LoRA",

@@ -130,11 +130,12 @@ def test_calls_of_several_sizes_go_on_exactly():
 
 
 WITH_GAPS = FRAME.assign(kind=pd.Categorical(np.array(["u", "v", "w"])[np.arange(60) % 3]), a=FRAME["a"].where(Y == 0))
+WITH_DATES = FRAME.assign(at=pd.Timestamp("2024-01-31") + pd.to_timedelta(np.arange(60), "D"))
 RECIPES = [RealMLPClassifier, RealMLPRegressor, TabMClassifier, TabMRegressor]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", [X, WITH_GAPS], ids=["numbers", "mixed"])
+@pytest.mark.parametrize("table", [X, WITH_GAPS, WITH_DATES], ids=["numbers", "mixed", "dates"])
 @pytest.mark.parametrize("kind", RECIPES)
 def test_recipes_predict_the_same_and_keep_their_history(kind, table):
     settings = {"hidden_layer_sizes": (4,), "max_iter": 2, "n_ensembles": 2, "callbacks": [EpochScoring("loss")]}
