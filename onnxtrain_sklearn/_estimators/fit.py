@@ -4,7 +4,8 @@
 finds or builds the graph, ``examples`` checks the data, ``outputs`` chooses the decoding, ``starting_state`` makes the
 state and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of
 ``_training``. If several outputs are trained, :class:`Preparation` holds the steps that differ. :func:`train` runs the
-loop; :class:`Transaction` publishes the result or rolls back; no other code does either.
+loop; :class:`Transaction` publishes the result or rolls back. ``fit`` of a recipe does both itself, by a
+:class:`Snapshot`.
 
 Rows *meet* if the result of one row depends on the other rows of its minibatch, as in batch normalization.
 """
@@ -521,13 +522,37 @@ Such a copy takes about a third of a step.
 """
 
 
+class Snapshot:
+    """The attributes of an estimator and the states of its random generators, kept to restore them."""
+
+    def __init__(self, estimator: Any) -> None:
+        self._estimator = estimator
+        self._attributes = dict(vars(estimator))
+        splitter = estimator.validation_split
+        generators = (
+            estimator.random_state,
+            getattr(splitter, "random_state", None),
+            getattr(self._attributes.get("_state"), "rng", None),
+        )
+        self._random = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
+
+    def restore(self) -> None:
+        """Restore attributes and generators, and remove attributes that were set since."""
+        attributes = vars(self._estimator)
+        attributes.update(self._attributes)  # first, because an interrupt may come before the rest
+        for name in attributes.keys() - self._attributes.keys():
+            del attributes[name]
+        for rng, random_state in self._random:
+            rng.set_state(random_state)
+
+
 class Transaction:
     """Everything that a call may change, kept to roll back.
 
     A call has one of four outcomes.
 
     * It succeeds. The fitted attributes are published, all at once.
-    * It fails. Attributes, random states, weights and optimizer state are as before, with the exception below.
+    * It fails. Attributes, random states, weights and optimizer state are as before, but see the last paragraph.
     * Training diverges. The weights that :class:`.KeptWeights` keeps are published, and the error is raised.
     * It is interrupted. The weights reached so far are published, or better ones (:meth:`.Trainer.restore_usable`). A
       direct call warns; the interrupt is raised if it is meant for a caller of ``fit``, such as a search.
@@ -546,9 +571,7 @@ class Transaction:
 
     def __init__(self, estimator: Any, resumed: FittedState | None) -> None:
         self._estimator = estimator
-        self._attributes = dict(vars(estimator))
-        generators = (estimator.random_state, getattr(self._attributes.get("_state"), "rng", None))
-        self._random = [(rng, rng.get_state()) for rng in generators if isinstance(rng, np.random.RandomState)]
+        self._before = Snapshot(estimator)
         self._resumed = None if resumed is None else ResumedState(resumed)
 
     def begin_training(self, trainer: Trainer, *, one_epoch: bool) -> None:
@@ -574,12 +597,7 @@ class Transaction:
             return
         if self._resumed is not None:  # making the step may reset the optimizer's state before training begins
             self._resumed.restore()
-        attributes = vars(self._estimator)
-        attributes.update(self._attributes)  # first, because an interrupt may come before the rest
-        for name in attributes.keys() - self._attributes.keys():
-            del attributes[name]
-        for rng, random_state in self._random:
-            rng.set_state(random_state)
+        self._before.restore()
 
 
 class ResumedState:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -79,6 +81,8 @@ class Training:
     ) -> Self:
         """Train for one pass over the rows.
 
+        After an error or an interrupt (Ctrl-C), all is as before the pass.
+
         Parameters
         ----------
         X : array-like, or dict of str to array-like
@@ -104,15 +108,29 @@ class Training:
         sizes = {name: len(rows) for name, rows in data.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"X and y have different numbers of rows: {sizes}.")
-        minibatches = self._minibatches(weighted_rows(np.arange(n_rows), trained)[0])
-        self._rates.begin(len(minibatches))
-        for rows in minibatches:
-            rates = self._rates.next(None if learning_rate is None else float(learning_rate))
-            total += float(trained[rows].sum()) * self._step(data, weights, rows, rates)
+        with self._rolled_back_on_error():
+            minibatches = self._minibatches(weighted_rows(np.arange(n_rows), trained)[0])
+            self._rates.begin(len(minibatches))
+            for rows in minibatches:
+                rates = self._rates.next(None if learning_rate is None else float(learning_rate))
+                total += float(trained[rows].sum()) * self._step(data, weights, rows, rates)
         seen = np.sort(np.concatenate(minibatches))
         self._rates.end(len(seen))
         self.loss_curve_.append(total / float(trained[seen].sum()))
         return self
+
+    @contextmanager
+    def _rolled_back_on_error(self) -> Iterator[None]:
+        """Restore the state, the progress of the schedules and the random numbers if a pass fails."""
+        state, draws, progress = self.state, self._draws, replace(self._rates.progress)
+        order: Any = None if self._rng is None else self._rng.bit_generator.state
+        try:
+            yield
+        except BaseException:
+            self.state, self._draws, self._rates.progress = state, draws, progress
+            if self._rng is not None:
+                self._rng.bit_generator.state = order
+            raise
 
     def predict(self, X: ArrayLike | Mapping[str, ArrayLike]) -> Any:
         """Return labels or predicted numbers; for several outputs a dict of them by output."""
@@ -343,27 +361,27 @@ class LoopRates:
         known = manifest["hyperparameters"]
         self._initial = float(known["learning_rate_init"])
         self._max_iter = known.get("max_iter")
-        self._progress = Progress(**manifest.get("progress", {}))
+        self.progress = Progress(**manifest.get("progress", {}))
         self._inputs = {role: manifest["inputs"][role] for role in SCHEDULE_KEYS if role in manifest["inputs"]}
         self._facts = {role: manifest[SCHEDULE_KEYS[role]] for role in self._inputs}
         self._schedules = {role: schedule_of(fact) for role, fact in self._facts.items()}
 
     def begin(self, steps: int) -> None:
         """Begin a pass of ``steps`` steps; the first pass plans the total, for ``max_iter`` passes like it."""
-        if self._progress.total_steps is None and self._max_iter is not None:
-            self._progress.total_steps = int(self._max_iter) * steps
+        if self.progress.total_steps is None and self._max_iter is not None:
+            self.progress.total_steps = int(self._max_iter) * steps
 
     def next(self, learning_rate: float | None) -> dict[str, float]:
         """Return the values for the inputs of the next step by name; a given learning rate replaces its schedule."""
         found = {name: self._factor(role) for role, name in self._inputs.items() if role != LEARNING_RATE}
         rate = self._initial * self._factor(LEARNING_RATE) if learning_rate is None else learning_rate
-        self._progress.step += 1
+        self.progress.step += 1
         return {self._inputs[LEARNING_RATE]: rate, **found}
 
     def end(self, rows: int) -> None:
         """End a pass over ``rows`` rows."""
-        self._progress.epoch += 1
-        self._progress.samples += rows
+        self.progress.epoch += 1
+        self.progress.samples += rows
 
     def _factor(self, role: str) -> float:
         schedule = self._schedules[role]
@@ -375,7 +393,7 @@ class LoopRates:
                 f"The schedule {self._facts[role]['name']!r} ({SCHEDULE_KEYS[role]}) is not defined by this package, "
                 f"so its factors are unknown: {hint}."
             )
-        return schedule.factor(self._progress)
+        return schedule.factor(self.progress)
 
 
 def schedule_of(fact: Mapping[str, Any]) -> Schedule | None:

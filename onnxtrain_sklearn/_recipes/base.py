@@ -47,7 +47,7 @@ from .._data.targets import (
 )
 from .._estimators.call import generator_of, optional_data
 from .._estimators.distributions import PredictsDistributions
-from .._estimators.fit import raise_or_warn
+from .._estimators.fit import Snapshot, raise_or_warn
 from .._estimators.outputs import LabelTask, NumberTask, OutputTask
 from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
@@ -241,14 +241,13 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             The loss, weights, optimizer state or validation predictions became NaN or infinite.
         """
         self.check_declared()
-        before = dict(vars(self))
+        before = Snapshot(self)
         try:
             tasks = MemberTasks(self)
             validation = optional_data("val", X_val, y_val, sample_weight_val)
             interrupted = tasks.run(lambda: self._fit((X, y, sample_weight), validation, groups, tasks))
         except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
+            before.restore()
             raise
         if interrupted is not None:
             raise_or_warn(interrupted, self)

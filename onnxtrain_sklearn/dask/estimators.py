@@ -131,6 +131,7 @@ is an error after 20 seconds anyway.""", (POSITIVE, None)))
         resumes = is_on(self.warm_start) and "_state" in vars(self)
         if resumes:
             vars(local).update(_fitted_attributes(copy.deepcopy(self)))
+        resumed = vars(local).get("_state")
         _require_minibatches(local, validation)
         averaging = LocalSGD() if self.averaging is None else self.averaging
         check_parameters(averaging, averaging.valid)
@@ -163,7 +164,8 @@ is an error after 20 seconds anyway.""", (POSITIVE, None)))
             try:
                 train(local, call)
             finally:
-                if "_state" in vars(local):  # after a divergence and an interrupt too
+                # After a divergence or an interrupt too; after other errors, train has restored the state.
+                if vars(local).get("_state") is not resumed:
                     for name in _fitted_attributes(self):
                         del vars(self)[name]
                     vars(self).update(_fitted_attributes(local), n_shards_=n_shards)

@@ -137,6 +137,16 @@ def test_warm_start_of_one_shard_goes_on_to_the_local_bits(client):
     assert found.n_iter_ == 6
 
 
+def test_error_of_warm_start_leaves_estimator_unchanged(client):
+    X, y = labels()
+    found = classifier(averaging=LocalSGD(7, n_shards=2), warm_start=True).fit(*arrays(X, y))
+    found.set_params(averaging=ONE_SHARD, callbacks=[lambda epoch: 1 / 0])
+    before = dict(vars(found))
+    with pytest.raises(ZeroDivisionError):
+        found.fit(*arrays(X, y))
+    assert vars(found) == before
+
+
 # Kinds of tables.
 
 

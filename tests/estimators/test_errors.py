@@ -11,6 +11,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import ShuffleSplit
 
 from onnxtrain_sklearn import MLP, SGD, AdamW, GraphModel, Linear, Runtime
 from onnxtrain_sklearn.exceptions import DeviceError, ModelError, UnsupportedOperatorError
@@ -225,6 +226,15 @@ def test_random_generator_is_restored_on_error():
     with pytest.raises(ValueError, match="X_val has 3 features"):
         fresh(random_state=generator, early_stopping=True).fit(X, y, X_val=X[:, :3], y_val=y)
     assert_array_equal(generator.get_state()[1], state)
+
+
+def test_random_generator_of_splitter_is_restored_on_error():
+    generator = np.random.RandomState(0)
+    split = ShuffleSplit(random_state=generator)
+    estimator = fresh(validation_split=split, early_stopping=True, callbacks=[lambda epoch: 1 / 0])
+    with pytest.raises(ZeroDivisionError):
+        estimator.fit(X, y)
+    assert_array_equal(generator.uniform(size=700), np.random.RandomState(0).uniform(size=700))
 
 
 def test_nothing_is_printed_by_the_runtime_when_it_fails(capfd):

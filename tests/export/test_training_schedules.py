@@ -67,6 +67,31 @@ def test_scheduled_weight_decay_goes_on(kind, tmp_path):
     assert np.abs(constant.state["parameters"] - model._state.parameters.vector).max() > 1e-5
 
 
+def test_failed_pass_leaves_training_unchanged(tmp_path, monkeypatch):
+    X, y = rows()
+    model = OrtGradientClassifier(MLP((8, 8), dropout=0.4), dropout_schedule="linear", learning_rate="cosine")
+    quietly(configured(model, **SETTINGS | {"max_iter": 5}).partial_fit, X, y, classes=np.unique(y))
+    model.export_training(tmp_path / "folder")
+    interrupted, expected = (load_training(tmp_path / "folder", random_state=0) for _ in range(2))
+    losses, step = [], interrupted._step
+
+    def failing(*given):
+        losses.append(step(*given))
+        return losses[-1] / (3 - len(losses))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupted, "_step", failing)
+        with pytest.raises(ZeroDivisionError):
+            interrupted.partial_fit(X, y)
+    assert len(losses) == 3
+    for _ in range(2):
+        interrupted.partial_fit(X, y)
+        expected.partial_fit(X, y)
+    assert interrupted.loss_curve_ == expected.loss_curve_
+    for name, array in expected.state.items():
+        np.testing.assert_array_equal(interrupted.state[name], array)
+
+
 def test_scheduled_dropout_goes_on(tmp_path):
     model = configured(
         OrtGradientClassifier(MLP((8, 8), dropout=0.4), dropout_schedule="linear"), **SETTINGS | {"max_iter": 5}

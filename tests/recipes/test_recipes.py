@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.metrics import log_loss
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, ShuffleSplit, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 from onnxtrain_sklearn import RealMLPClassifier, RealMLPRegressor, Runtime, TabMClassifier, TabMRegressor
@@ -327,6 +327,23 @@ def test_error_leaves_fitted_estimator_unchanged():
     with pytest.raises(ValueError, match="one label a row"):
         classifier.fit(X, np.stack([np.arange(len(y)) % 3, np.arange(len(y)) % 2], axis=1))
     np.testing.assert_array_equal(classifier.predict_proba(X), expected)
+
+
+@pytest.mark.parametrize("kind", [RealMLPClassifier, TabMClassifier])
+@pytest.mark.parametrize("place", ["random_state", "validation_split"])
+def test_error_restores_random_generators(kind, place):
+    def interrupt(epoch):
+        raise RuntimeError("of the callback")
+
+    X, y = flowers()
+    rng = np.random.RandomState(0)
+    drawing = {"random_state": rng} if place == "random_state" else {"validation_split": ShuffleSplit(random_state=rng)}
+    estimator = kind(**FEW_UNITS[kind] | {"max_iter": 1, "random_state": 0} | drawing, callbacks=[interrupt])
+    before = dict(vars(estimator))
+    with pytest.raises(RuntimeError, match="of the callback"):
+        estimator.fit(X, y)
+    assert vars(estimator) == before
+    assert_allclose(rng.uniform(size=700), np.random.RandomState(0).uniform(size=700), rtol=0)
 
 
 def test_sessions_are_made_once(monkeypatch):
