@@ -541,8 +541,8 @@ class Warmup(Schedule):
     Parameters
     ----------
     steps : int, default=100
-        W, the number of warmup steps, at least 1. The other schedule starts after them. If it spans the steps of
-        training, it spans W fewer.
+        W, the number of warmup steps, at least 1. The other schedule starts after them. If its length is that of
+        training, it is shortened by W steps.
     schedule : str or Schedule, default="constant"
         f, the other schedule. If it is an object, its parameters are tunable as ``schedule__NAME``.
     start : float, default=0.0

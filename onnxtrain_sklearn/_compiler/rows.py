@@ -1,8 +1,8 @@
 """Prove that a function may compute only the first rows of a minibatch, if the other rows have weight zero.
 
-:func:`bound_rows` follows the states of rows (:class:`RowState`) through all stages. Either it is proven for each of
-them, or none is bounded. Row i of a value must depend on row i of the inputs only, and sums over rows may leave out
-only zeros: products with the weights, in rows whose weight is zero.
+:func:`bound_rows` follows the states of rows (:class:`RowState`) through all stages. If the proof fails for one stage,
+none is bounded. Row i of a value must depend on row i of the inputs only, and sums over rows may leave out only zeros:
+products with the weights, in rows whose weight is zero.
 
 The results then have the same bits, as long as all numbers in the rows left out are finite: zero times infinity is NaN.
 Padding repeats rows of the data that are computed. It does not repeat random numbers, or parameters that have numbers

@@ -64,14 +64,16 @@ class Minibatch(NamedTuple):
     Attributes
     ----------
     rows : ndarray of int
-        Indices into all rows of the data (:meth:`Batches.resident`); for a stream, into the current window.
+        Indices into all rows of the data (:meth:`Batches.resident`); for a stream, into the block or window that it was
+        drawn from.
     weights : ndarray or None
         Weights of the rows; None if all are one.
     weight : float
         Sum of the weights.
     fill : callable
         Function that writes the rows into buffers. If the minibatch is shorter than the buffers, copies of its first
-        row with weight zero pad it: they add nothing to a weighted mean, and are finite if the minibatch is.
+        row with weight zero pad it: they add nothing to a weighted mean. A copy is as finite as its row; zeros might
+        give NaN, and zero times NaN is NaN.
     """
 
     rows: np.ndarray
@@ -101,7 +103,7 @@ class Batches(Protocol):
 
     @property
     def n_rows(self) -> int:
-        """Rows of the data in an epoch; for a stream, in the last epoch."""
+        """Rows of the data in an epoch; for a stream, in the latest epoch."""
 
     @property
     def weight(self) -> float | None:
@@ -321,9 +323,9 @@ class Blocks(Protocol):
 class BlockBatches:
     """Minibatches of a stream: blocks are read in random order, and rows are shuffled within a window of blocks.
 
-    A window consists of whole blocks, at least one, up to ``buffer_rows`` rows. Rows at its end that do not fill a
-    minibatch begin the first minibatch of the next window. So each row occurs once in an epoch, and memory holds one
-    window and the block that is being read. If all rows are known to fit into one window, the order is drawn as
+    A window is as many whole blocks as fit into ``buffer_rows`` rows, or one larger block. Rows at its end that do not
+    fill a minibatch begin the first minibatch of the next window. So each row occurs once in an epoch, and memory holds
+    one window and the block that is being read. If all rows are known to fit into one window, the order is drawn as
     :class:`ArrayBatches` draws it, so that both train to the same bits.
 
     Parameters
@@ -336,7 +338,8 @@ class BlockBatches:
     buffer_rows : int, default=0
         Rows of a window; with 0, each block is a window.
     drop_last : bool, default=False
-        If True, an epoch leaves out the last rows of its order if they do not fill a minibatch.
+        If True, an epoch leaves out the last rows of its order if they do not fill a minibatch, unless there are
+        no others.
     prefetch : int, default=0
         Blocks that a thread reads ahead; with 0, there is no thread. It changes no result.
     block_means : list of float, default=None

@@ -274,7 +274,7 @@ def log_loss_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np
 
 
 def squared_error_of_labels(truth: np.ndarray, probabilities: np.ndarray, weights: np.ndarray | None) -> float:
-    """Return the Brier score of several labels per row, as :func:`log_loss_of_labels` does the log loss."""
+    """Return the Brier score of several labels per row, weighted as in :func:`log_loss_of_labels`."""
     return _mean_of_labels((probabilities - truth) ** 2, weights)
 
 

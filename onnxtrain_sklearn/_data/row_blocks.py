@@ -3,8 +3,7 @@
 A :class:`RowBlocks` reads row groups of Parquet files where they lie, unless they are too large for its buffer. All
 other sources are read once, into a temporary file of blocks: a query would otherwise run in each epoch, perhaps with
 another order of rows, and a CSV file cannot be read from its middle. Files stay closed between two blocks, so an error
-leaves none open. :func:`pieces` reads any
-source once and in order, as predictions need it, without a copy.
+leaves none open. :func:`pieces` reads any source once and in order, as predictions need it, without a copy.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 LEAST_BLOCKS = 8
-"""The least number of blocks that a buffer must hold."""
+"""A buffer holds at least so many blocks."""
 
 COPIED_BLOCKS, FEWEST_COPIED_BLOCKS, LEAST_ROWS = 64, 16, 1024
-"""The number of blocks that a buffer holds if the table is copied: the first, or so few, but no fewer than the second,
-that a block has the third number of rows.
+"""The size of the blocks of a copied table: a buffer holds COPIED_BLOCKS of them. If they then had fewer than
+LEAST_ROWS rows, it holds fewer, but at least FEWEST_COPIED_BLOCKS.
 
 Rows of one block are neighbors, and often alike. On a table of three classes that is sorted by the class, the accuracy
 after 10 epochs is .011, .003 and .000 below that on the shuffled table if the buffer holds 4, 16 and 64 blocks (means

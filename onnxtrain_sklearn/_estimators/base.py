@@ -1,8 +1,8 @@
 """The base classes of the estimators: scikit-learn's conventions, and the public methods that all estimators share.
 
 Constructors only store their arguments. :func:`~.fit.train` resolves and validates everything before it changes the
-estimator: an error leaves it unchanged, including weights, optimizer state and random state. Every other method calls a
-function on the fitted state.
+estimator: an error leaves it unchanged, including weights, optimizer state and random state, with the exceptions
+that :class:`~.fit.Transaction` lists. Every other method calls a function on the fitted state.
 """
 
 from __future__ import annotations

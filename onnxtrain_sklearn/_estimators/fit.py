@@ -184,34 +184,34 @@ def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     if call.y is None and call.source is None and takes_y(estimator.loss):
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None.")
     config = TrainingConfig.of(estimator)
-    steps: Preparation = estimator._preparation()  # ONE_OUTPUT, or that of `_multi_output/fit.py`
+    preparation: Preparation = estimator._preparation()  # ONE_OUTPUT, or that of `_multi_output/fit.py`
     resumed = call.resumed_state(estimator)
     if call.source is not None and reconstructs(estimator.loss):
         raise TypeError("loss='reconstruction' learns rows in memory: read the table first.")
     if resumed is not None:
         require_files_unchanged(resumed.graph.model)
     if call.source is None:
-        return _prepare_rows(estimator, call, config, resumed, steps)
+        return _prepare_rows(estimator, call, config, resumed, preparation)
 
     def known_graph(X: Any) -> TrainableModel | None:
-        return steps.graph_plan(estimator, resumed, X).known
+        return preparation.graph_plan(estimator, resumed, X).known
 
-    new_stream = steps.stream(estimator)
+    new_stream = preparation.stream(estimator)
     call = with_arrays(estimator, call, config, resumed, new_stream, known_graph)
     try:
-        return _prepare_rows(estimator, call, config, resumed, steps)
+        return _prepare_rows(estimator, call, config, resumed, preparation)
     except (ValueError, TypeError) as error:
         if call.stream is None:  # all rows are in memory, and checked together
-            raise_for_block(error, _block_checks(estimator, call, resumed, steps, new_stream))
+            raise_for_block(error, _block_checks(estimator, call, resumed, preparation, new_stream))
         raise
 
 
 def _block_checks(
-    estimator: Any, call: Call, resumed: FittedState | None, steps: Preparation, new_stream: Callable[..., Stream]
+    estimator: Any, call: Call, resumed: FittedState | None, preparation: Preparation, new_stream: Callable[..., Stream]
 ) -> Iterator[Callable[[], object]]:
     """Yield functions that check the blocks of a source one by one; all rows of it are in memory."""
     source = call.source
-    plan = steps.graph_plan(estimator, resumed, call.X)
+    plan = preparation.graph_plan(estimator, resumed, call.X)
     specs = None if plan.known is None else plan.known.inputs
     stream = new_stream(source, [], 0, 0, np.random.RandomState(0))
     known = call.classes if resumed is None else stream.known_classes(resumed)
@@ -234,21 +234,21 @@ def _block_checks(
 
 
 def _prepare_rows(
-    estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None, steps: Preparation
+    estimator: Any, call: Call, config: TrainingConfig, resumed: FittedState | None, preparation: Preparation
 ) -> tuple[FittedState, Trainer]:
     """Validate and prepare a call whose rows are in memory, or a sample of them."""
-    plan = steps.graph_plan(estimator, resumed, call.X)
+    plan = preparation.graph_plan(estimator, resumed, call.X)
     seed = estimator.random_state
     drawn = seed.get_state() if isinstance(seed, np.random.RandomState) else None
     try:
-        return _prepare_plan(estimator, call, config, resumed, steps, plan)
+        return _prepare_plan(estimator, call, config, resumed, preparation, plan)
     except FixedBatchError as error:
         own = None if resumed is not None else plan.at_own_batch()
         if own is None:
             raise ModelError(str(error)) from error.__cause__
     if drawn is not None:
         seed.set_state(drawn)
-    return _prepare_plan(estimator, call, config, resumed, steps, own)
+    return _prepare_plan(estimator, call, config, resumed, preparation, own)
 
 
 def _prepare_plan(
@@ -256,7 +256,7 @@ def _prepare_plan(
     call: Call,
     config: TrainingConfig,
     resumed: FittedState | None,
-    steps: Preparation,
+    preparation: Preparation,
     plan: GraphPlan,
 ) -> tuple[FittedState, Trainer]:
     """Validate and prepare a call with this plan for its graph."""
@@ -270,7 +270,7 @@ def _prepare_plan(
         if targets_declared_by(estimator.loss) is not None:
             raise ValueError("batch_size=None takes labels or numbers as y, not targets that a loss declares by name.")
         call = _whole_call(estimator, call)
-    examples = steps.examples(estimator, call, plan.known, plan.fitted, resumed)
+    examples = preparation.examples(estimator, call, plan.known, plan.fitted, resumed)
     if reconstructs(estimator.loss):
         call = replace(call, y=values_in_rows(examples.targets))
     if resumed is not None:
@@ -314,13 +314,13 @@ def _prepare_plan(
     )
 
     # The decoding (from scores to predictions), and the state to train, which must predict as a given model does.
-    chosen = steps.decoding(context, graph, examples)
+    chosen = preparation.decoding(context, graph, examples)
     state, settings = starting_state(context, chosen, examples)
-    scores = steps.complete_state(context, state, chosen, examples)
+    scores = preparation.complete_state(context, state, chosen, examples)
     state.live.predictors.clear()  # their copies of the weights are outdated after the first step
 
     # The loop, its minibatches and its step. Finally, compare the training graph with the predicting graph.
-    scored, validate = steps.validation(context, state, settings, examples)
+    scored, validate = preparation.validation(context, state, settings, examples)
     trainer = trainer_for(context, state, settings, examples, scored, validate)
     compare_training(state, settings, examples, chosen.references, scores, trainer)
     return state, trainer
@@ -351,7 +351,8 @@ def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examp
     n_rows = len(weights) if call.stream is None else call.stream.n_rows
     # The penalty of a step is divided by the sum of its weights. Whole numbers count rows, as scikit-learn demands of
     # sample weights: twice the weights are twice the rows, on which the penalty matters half as much. Of other weights
-    # the scale is arbitrary; their mean cancels it. No rule does both for equal whole weights.
+    # the scale is arbitrary; their mean cancels it. If all weights are the same whole number, the two rules contradict
+    # each other: here they count rows.
     scale = 1.0 if (weights == np.round(weights)).all() else float(weights.mean())
     alpha = scale * default_alpha(estimator, config, examples.targets.task, n_rows)
     if alpha and examples.targets.task == "regression" and call.stream is None:
@@ -382,8 +383,8 @@ def trainer_for(
             old_rows = replace(old_rows, targets=with_label_shares(old_rows.targets))
         settings = ignoring(settings, old_rows.targets)
 
-    # Minibatches. Fine-tuning takes all rows, in pieces. Shuffle them first, because its cross-validation uses only the
-    # first pieces.
+    # Minibatches. Fine-tuning takes all rows, in pieces. Shuffle them first, because the cross-validation of
+    # fine-tuning reads only the first pieces.
     rows = context.rng.permutation(rows) if tuner else rows
     limit = TUNED_PIECE if tuner else config.batch_size
     rows_meet = where_rows_meet(state.trained_form, settings) is not None

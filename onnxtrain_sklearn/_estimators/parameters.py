@@ -78,10 +78,10 @@ minimizes, with its settings (quantile, margin), or the nearest one: the page on
 losses of fitted models lists them. ``loss=SquaredError()`` or ``LogLoss()`` sets the default of other
 models.
 
-Any other name is an output of an ONNX graph that computes its loss itself, for ``OrtGradientRegressor``; "output"
-finds it: the output ``loss``, or the only one besides that of ``GraphModel(output=...)``. Inputs that only the loss
-reads are its targets, which ``y`` holds as a dict. A loss (N, ...) is of rows, a single number is of a minibatch,
-without ``sample_weight``.""", tunes=True),
+Any other name is an output of an ONNX graph that computes its loss itself, for ``OrtGradientRegressor``; "output" finds
+it: the output ``loss``, or the only one besides that of ``GraphModel(output=...)``. Inputs that only the loss reads are
+its targets, which ``y`` holds as a dict. An output (N, ...) holds losses of rows. A single number is the loss of a
+minibatch; ``sample_weight`` is then refused.""", tunes=True),
     "optimizer": Declaration("str or Optimizer", """
 A name or an object; its parameters are nested (``optimizer__momentum``). All but "lbfgs" also take the options
 of a step: ``max_grad_norm``, ``accumulate``, ``ema_decay``, ``lazy_rows``, factors of learning rate and weight
@@ -96,10 +96,9 @@ change.""", (NOT_NEGATIVE,)),
 Schedule of the learning rate, a name or an object. Names:
 """ + _listed(SCHEDULES)),
     "batch_size": Declaration('int, "auto" or None', """
-Rows of a minibatch. "auto": 200, or all rows if there are fewer. None: all rows; the data of a given graph are then
-one thing, such as a network of nodes and edges, whose inputs may differ in length.
-If ``X`` is a list of examples, it counts examples.
-L-BFGS always takes all rows.""",
+Rows of a minibatch. "auto": 200, or all rows if there are fewer. None: all rows; the data of a given graph are then one
+thing, such as a network of nodes and edges, whose inputs may differ in length. For a list of examples, the number of
+examples. L-BFGS always takes all rows.""",
         (OneOf(("auto",)), COUNT, None)),
     "max_iter": Declaration("int", "Largest number of epochs.", (COUNT,)),
     "shuffle": switch("Whether to shuffle the rows before every epoch."),

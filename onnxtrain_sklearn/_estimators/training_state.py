@@ -447,7 +447,7 @@ def stored_state(state: FittedState) -> State:
         "rows": [dict(row) for row in history.log.kept()],
         "memories": copy.deepcopy(history.memories),
         "last_finite": _copied(history.last_finite),
-        "best": _copied(history.best),
+        "best": _copied(history.best_parameters),
         "fine_tuning": copy.deepcopy(history.fine_tuning),
     }
 
@@ -531,7 +531,7 @@ def _fitting_history(state: FittedState, stored: State) -> dict[str, Any]:
         "log": EpochLog(list(map(dict, rows)), len(rows)),
         "memories": copy.deepcopy(memories),
         "last_finite": _copied(stored["last_finite"]),
-        "best": _copied(stored["best"]),
+        "best_parameters": _copied(stored["best"]),
         "fine_tuning": copy.deepcopy(stored.get("fine_tuning")),
         **plain,
     }

@@ -103,20 +103,20 @@ class Training:
         own, total = self._rows(X), 0.0
         n_rows = len(next(iter(own.values())))
         inputs = {v.name: (INPUT_TYPES[v.type], v.shape) for v in self._session("step").get_inputs()}
-        given, weights, trained = loop_targets(self.manifest, inputs, y, sample_weight, n_rows)
+        given, weights, weights_in_loss = loop_targets(self.manifest, inputs, y, sample_weight, n_rows)
         data = own | given
         sizes = {name: len(rows) for name, rows in data.items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"X and y have different numbers of rows: {sizes}.")
         with self._rolled_back_on_error():
-            minibatches = self._minibatches(weighted_rows(np.arange(n_rows), trained)[0])
+            minibatches = self._minibatches(weighted_rows(np.arange(n_rows), weights_in_loss)[0])
             self._rates.begin(len(minibatches))
             for rows in minibatches:
                 rates = self._rates.next(None if learning_rate is None else float(learning_rate))
-                total += float(trained[rows].sum()) * self._step(data, weights, rows, rates)
+                total += float(weights_in_loss[rows].sum()) * self._step(data, weights, rows, rates)
         seen = np.sort(np.concatenate(minibatches))
         self._rates.end(len(seen))
-        self.loss_curve_.append(total / float(trained[seen].sum()))
+        self.loss_curve_.append(total / float(weights_in_loss[seen].sum()))
         return self
 
     @contextmanager
@@ -265,8 +265,8 @@ class Training:
         known = self.manifest["hyperparameters"]
         batch_size = int(self.manifest["batch_size"])
         order = rows if self._rng is None else self._rng.permutation(rows)
-        # With drop_last, leave out the rows that do not fill a minibatch: one of those that a step accumulates. A
-        # batch_size that the export was given need not be a multiple of accumulate: the step is one minibatch then.
+        # A step takes ``accumulate`` minibatches, and drop_last counts by these. If the batch_size given to the export
+        # is no multiple of accumulate, the step is a single minibatch.
         count = int(known.get("accumulate", 1))
         size = batch_size if batch_size % count else batch_size // count
         if known.get("drop_last") and len(rows) > size:
@@ -472,7 +472,7 @@ class LoopTargets(NamedTuple):
 
     arrays: dict[str, np.ndarray]
     weights: np.ndarray
-    trained: np.ndarray
+    weights_in_loss: np.ndarray
 
 
 def loop_targets(
@@ -491,8 +491,8 @@ def loop_targets(
     fact = {**manifest["target"], **{key: manifest[key] for key in ("task", "classes")}}
     values = _encoded_targets(fact, y).values
     weights = checked_weights(sample_weight, n)
-    trained = weights_of_rows(fact.get("label_weights"), values, weights)
-    return LoopTargets({fact["input"]: _as_input(values, inputs[fact["input"]])}, weights, trained)
+    weights_in_loss = weights_of_rows(fact.get("label_weights"), values, weights)
+    return LoopTargets({fact["input"]: _as_input(values, inputs[fact["input"]])}, weights, weights_in_loss)
 
 
 def _several_targets(

@@ -134,10 +134,10 @@ class Reverse:
         return MISSING in self.node.meta or SELECTED in self.node.meta
 
     def keep_zeros(self, value: ir.Value, slope: ir.Value | None = None, by: ir.Value | None = None) -> ir.Value:
-        """Return ``value``, which is ``slope * by``; if a Where selects the result, with zeros where ``slope`` is zero.
+        """Return the product ``value = slope * by``, with zeros where ``slope`` is zero if a Where selects the result.
 
-        By default ``slope`` is the first cotangent. If ``by`` is a finite constant, the product needs no correction,
-        because zero times it is zero.
+        Zero times infinity would be NaN. By default ``slope`` is the first cotangent. If ``by`` is a finite constant,
+        the product needs no correction, because zero times it is zero.
         """
         known = None if by is None else constant(by)
         if not self.is_selected or (known is not None and np.isfinite(known).all()):

@@ -735,7 +735,7 @@ def _einsum(s: Tracer, node: ir.Node) -> Result:
 def _dynamic_quantize(s: Tracer, node: ir.Node) -> Result:
     """Follow DynamicQuantizeLinear: its range is that of all rows, but such rounding does not count as meeting.
 
-    Such rounding does not count as rows that meet. Padding repeats rows, which does not change the range.
+    Padding repeats rows, which does not change the range.
     """
     return [_required(s.of(node, 0)), None, None]
 

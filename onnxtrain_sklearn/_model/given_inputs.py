@@ -3,8 +3,7 @@
 All other modules assume that every input has a row for each sample, on its first axis. A file may differ.
 :func:`bind_constants` stores inputs that are the same in every call as constants of the graph, and
 :func:`move_rows_first` inserts transpositions at the start and end of the graph. Both edit a graph right after it is
-read. :func:`in_layout_of_file` removes
-these transpositions from a graph that is exported.
+read. :func:`in_layout_of_file` removes these transpositions from a graph that is exported.
 """
 
 from __future__ import annotations

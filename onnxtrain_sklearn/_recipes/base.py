@@ -127,12 +127,12 @@ class RecipeParameters(DeclaredEstimator):
     n_ensembles: int | str = declare(1, Declaration("int", """
 Number of models to train. Each holds out other rows, and one graph averages their predictions.""", (COUNT,)))
     validation_split: ValidationSplit | None = declare(0.2, Declaration("float, array-like, splitter or None", """
-The rows that each model holds out if ``fit`` gets no ``X_val``. The epoch with the best score on them is kept
-(``scoring``). A float: this share of the rows, at most one half, other rows for each model. Indices of rows, or a mask
-of all rows that is True for those held out. A splitter of scikit-learn, such as ``GroupShuffleSplit()``, which reads
-the ``groups`` of ``fit``: the last of its splits counts for the first model, the one before it for the second, and so
-on; of ``TimeSeriesSplit()`` the last one for all. Rows in neither part of a split are left out. A table of more than
-``buffer_rows`` rows needs a float. None: no rows are held out, and {unvalidated}.""",
+The rows that each model holds out if ``fit`` gets no ``X_val``. The epoch with the best score on them or the least loss
+is kept (``scoring``). A float: this share of the rows, at most one half, other rows for each model. Indices of rows, or
+a mask of all rows that is True for those held out. A splitter of scikit-learn, such as ``GroupShuffleSplit()``, which
+reads the ``groups`` of ``fit``: the last of its splits counts for the first model, the one before it for the second,
+and so on; of ``TimeSeriesSplit()`` the last one for all. Rows in neither part of a split are left out. A table of more
+than ``buffer_rows`` rows needs a float. None: no rows are held out, and {unvalidated}.""",
         (Range(Real, 0, MOST_HELD_OUT, closed="right"), RowChoice(), None)))
     scoring: str | Callable[..., float] | None = declare(None, Declaration("str, callable or None", """
 Score on the rows held out: the name of a scorer of scikit-learn (``"neg_mean_absolute_error"``, for classes
@@ -143,7 +143,7 @@ Seconds after which the fit ends with the networks trained so far, each with its
 has an equal share of the time left, and the first one takes at least one step. How far training comes depends on the
 machine. On a device, training ends after an epoch, not within it. None: no limit.""", (POSITIVE, None)))
 
-    # Placeholders: they fix the position of two parameters that only some recipes have.
+    # Only some recipes have these two parameters. Declared here, they keep the same position in all signatures.
     label_smoothing: float | str = field(default=0.0, init=False)
     class_weight: ClassWeight = field(default=None, init=False)
 
@@ -207,16 +207,16 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     ) -> Self:
         """Fit the preprocessing and train the networks.
 
-        After an error the estimator is what it was before. After an interrupt (Ctrl-C) it keeps the weights reached so
+        After an error the estimator is as it was before. After an interrupt (Ctrl-C) it keeps the weights reached so
         far; members of an ensemble that were not begun are left out.
 
         Parameters
         ----------
         X : data frame, table of Arrow or array-like of shape (n_samples, n_features), or source
-            Numbers, categories, dates and times; None, NaN, the missing values of pandas and empty text are missing.
-            Of a time, the network reads the days since the first one in training, year, month, day of the week, hour,
-            and the last three on circles; times with a zone are read in UTC. Tables in files,
-            by path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
+            Numbers, categories, and, of data in memory, dates and times; None, NaN, the missing values of pandas and
+            empty text are missing. Of a time, the network reads the days since the first one in training, year, month,
+            day of the week, hour, and the last three on circles; times with a zone are read in UTC. Tables in files, by
+            path, pattern or folder, and other sources that :class:`RowBlocks` reads, need not fit into memory.
         y : array-like of shape (n_samples,), or str or list of str
             Targets; for several numbers, or labels that are 0 or 1, of shape (n_samples, n_outputs). Those missing
             (NaN) beside others of their row do not count. Of a table in files, the name of the target column, or a list
@@ -447,7 +447,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         folder : str or path
             The folder to write. One that holds an earlier export is replaced as a whole.
         X, y : data as for :meth:`fit`
-            All rows but those that ``validation_split`` holds out shape the preprocessing.
+            The preprocessing is fitted without the rows that ``validation_split`` holds out.
         form : {"both", "step", "epoch"}, default="both"
             The training graphs to write.
         target : {"any", "web"}, default="any"
@@ -462,9 +462,9 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
 
         Notes
         -----
-        A loop elsewhere trains to its last epoch: no rows are held out, no best epoch is kept, and no linear model is
-        mixed with the networks (``linear_part`` of RealMLP). What :func:`load_training` reads predicts from the table,
-        also with a state that was trained elsewhere (``state``).
+        A loop elsewhere trains on all rows that it is given, to its last epoch: it keeps no best epoch, and no linear
+        model is mixed with the networks (``linear_part`` of RealMLP). ``load_training(folder).predict(table)`` predicts
+        from the table; set its ``state`` to one that was trained elsewhere.
 
         With ``n_ensembles``, a step trains all networks on the same minibatch, each as it would be alone.
 
@@ -598,7 +598,7 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
         -------
         ndarray of shape (n_samples,), or (n_samples, n_labels) of 0 and 1
             For a source, a ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of
-            the rows: its column is ``prediction``; its columns are ``prediction_0``, ... for several labels a row.
+            the rows, with the column ``prediction``, or ``prediction_0``, ... for several labels a row.
         """
         if reads_source(X):
             return predicted_batches(self, "predict", X)
@@ -670,8 +670,8 @@ class RegressorRecipe(PredictsDistributions, MultiOutputMixin, RegressorMixin, B
 
     loss: str | Loss = declare("squared_error", Declaration("str or Loss", """
 The loss of the networks: a name in :data:`onnxtrain_sklearn.losses.LOSSES` or an object. "gaussian_nll" and others
-learn a distribution of each target, ``Quantiles([0.1, 0.5, 0.9])`` quantiles. With another one than the squared error,
-the loss of the held-out rows chooses the epoch, and there is no ``linear_part``.""",
+learn a distribution of each target, ``Quantiles([0.1, 0.5, 0.9])`` quantiles. With any other loss than the squared
+error, the loss of the held-out rows chooses the epoch, and there is no ``linear_part``.""",
         (OneOf(LOSSES_OF_NUMBERS), Instance(Loss, "a loss"))))  # fmt: skip
 
     def predict(self, X: TableLike, return_std: bool = False) -> Predictions:
@@ -690,7 +690,7 @@ the loss of the held-out rows chooses the epoch, and there is no ``linear_part``
         -------
         ndarray of shape (n_samples,) or (n_samples, n_outputs)
             For a source, a ``pyarrow.RecordBatchReader``, which reads and predicts a batch at a time, in the order of
-            the rows: its column is ``prediction``; its columns are ``prediction_0``, ... for several numbers a row.
+            the rows, with the column ``prediction``, or ``prediction_0``, ... for several numbers a row.
         """
         if return_std:
             return self._with_deviation(X)
@@ -715,7 +715,7 @@ the loss of the held-out rows chooses the epoch, and there is no ``linear_part``
         return self._in_rows(location, X), further, self._distribution, np.float32
 
     def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
-        """Return R², the coefficient of determination; of several numbers a row, the mean of theirs.
+        """Return R², the coefficient of determination; for several numbers a row, the mean of their R².
 
         Parameters
         ----------

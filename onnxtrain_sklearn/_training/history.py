@@ -159,8 +159,8 @@ class History:
     last_finite : ndarray or None
         The parameters that gave the first loss of the latest epoch in which that loss was finite, for a rollback; not
         pickled.
-    best : ndarray or None
-        The parameters of the epoch with the best validation score, if there are such scores; not pickled.
+    best_parameters : ndarray or None
+        The parameters of the best epoch by ``best_watched``, if there are validation data; not pickled.
     fine_tuning : dict of str to ndarray, or None
         The candidates of the latest fine-tuning, in columns.
     log : EpochLog
@@ -180,7 +180,7 @@ class History:
     early_stopping: bool = False
     warned_of_end: bool = False
     last_finite: np.ndarray | None = None
-    best: np.ndarray | None = None
+    best_parameters: np.ndarray | None = None
     fine_tuning: dict[str, np.ndarray] | None = None
     log: EpochLog = field(default_factory=EpochLog)
     memories: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class History:
             if validation_loss is not None:
                 row["validation_loss"] = validation_loss
             if watched > self.best_watched or (latest and watched == self.best_watched):
-                changed |= {"best_watched": watched, "best_score": score, "best": parameters.copy()}
+                changed |= {"best_watched": watched, "best_score": score, "best_parameters": parameters.copy()}
         row["seconds"] = seconds
         self.change(
             progress=Progress(
@@ -261,7 +261,7 @@ class History:
         self.change(idle_epochs=0, progress=replace(self.progress, plateaus=self.progress.plateaus + 1))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "last_finite": None, "best": None}
+        return {**self.__dict__, "last_finite": None, "best_parameters": None}
 
 
 # The output of ``verbose``: a progress line that is rewritten, in a terminal or a notebook, or a table of epochs.

@@ -31,7 +31,8 @@ class KeptWeights:
 
     Once an epoch, the weights that gave its first loss are kept in ``history.last_finite`` if that loss is finite.
     L-BFGS and fine-tuning keep the current ones after each iteration. With validation scores,
-    :meth:`.History.add_epoch` keeps the best ones in ``history.best``; with early stopping, training returns to them.
+    :meth:`.History.add_epoch` keeps the best ones in ``history.best_parameters``; with early stopping, training returns
+    to them.
     """
 
     def __init__(self, step: TrainingStep, history: History) -> None:
@@ -95,9 +96,9 @@ class KeptWeights:
     def restore_best(self) -> None:
         """With early stopping, restore the best weights; forget them in any case."""
         history = self._history
-        if history.early_stopping and math.isfinite(history.best_score) and history.best is not None:
-            self._parameters.buffer[...] = history.best
-        history.best = None
+        if history.early_stopping and math.isfinite(history.best_score) and history.best_parameters is not None:
+            self._parameters.buffer[...] = history.best_parameters
+        history.best_parameters = None
 
     def restore_epoch(self) -> None:
         """Restore the weights from the start of the epoch."""

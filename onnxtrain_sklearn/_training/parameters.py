@@ -59,7 +59,7 @@ class FlatParameters:
     Attributes
     ----------
     buffer : ndarray of shape (P + M,) or (P + M + P,)
-        The parameters, followed by the running statistics and by the average of the parameters.
+        The P parameters, followed by the M running statistics and by the average of the parameters.
     average : ndarray of shape (P,) or None
         The average of the parameters, a view into ``buffer``.
     vector, gradient : ndarray of shape (P,)

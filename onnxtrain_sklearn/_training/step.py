@@ -77,8 +77,8 @@ class TrainingStep(Protocol):
     kind : StepKind or None
         Who runs passes and updates, and why.
     in_host_memory : bool
-        Whether the host's arrays are trained in place. Then ``train`` yields a loss before it updates the weights from
-        which it was computed, and ``parameters.gradient`` is the gradient of the last step.
+        Whether the host's arrays are trained in place. Then ``train`` yields the loss of a step before the step changes
+        the weights, and ``parameters.gradient`` is the gradient of the last step.
     """
 
     parameters: FlatParameters
@@ -239,11 +239,10 @@ class HostStep(OneProcess):
         return buffers
 
     def compute_gradients(self, weight: float, dropout: float = 1.0) -> float:
-        """Compute the gradients of the minibatch in the buffers, as the update reads them; return its loss.
+        """Compute the gradients of the minibatch in the buffers, with penalty and clipping; return its loss.
 
-        Penalty and clipping are applied, and the loss includes the penalty. The penalty is divided by ``weight``, the
-        sum of the weights of the minibatch, or of all rows for L-BFGS. Scheduled dropout ratios are multiplied by
-        ``dropout``.
+        The loss includes the penalty. The penalty is divided by ``weight``, the sum of the weights of the minibatch, or
+        of all rows for L-BFGS. Scheduled dropout ratios are multiplied by ``dropout``.
         """
         if self.passes.row_sparse:
             self.passes.begin()

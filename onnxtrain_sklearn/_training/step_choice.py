@@ -26,7 +26,7 @@ DEVICE, SESSION, CODE = "a session on the device", "a session", "machine code"
 """Values of ``StepKind.passes``: who runs a pass."""
 
 ON_DEVICE, ON_HOST, FULL_BATCH = "on the device", "on the host", "by SciPy"
-"""Values of ``StepKind.update``: where the parameters are updated; on the host, each segment has its executor."""
+"""Values of ``StepKind.update``: where or by whom weights are updated; on the host, each segment has its executor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,8 @@ class Situation:
     passes : int
         Number of passes that a new training run plans, one for each minibatch; 0 for a call that continues a run.
     began_compiled : bool
-        Whether the call continues a run that began with compiled passes. It then keeps them, so that the bits do not
-        depend on interruptions.
+        Whether the call continues a run that began with compiled passes. Such a call keeps them, so that the bits
+        do not depend on interruptions.
     """
 
     parts: StepParts
@@ -70,9 +70,9 @@ class Situation:
 
 StepKindRule: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
 
-# The first row whose condition holds decides. The order saves time. First come the conditions that need no graph;
-# ``is_too_short`` differentiates the graph, which tells whether compiling pays; ``auto_compiles`` loads the compiler,
-# which takes a tenth of a second.
+# The first row whose condition holds decides: rows after it may hold too. Otherwise the order saves time. First come
+# the conditions that need no graph; ``is_too_short`` differentiates the graph, which tells whether compiling pays;
+# ``auto_compiles`` loads the compiler, which takes a tenth of a second.
 STEP_KINDS: Sequence[StepKindRule] = (
     (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
     (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),
@@ -162,7 +162,7 @@ are planned."""
 def pays(size: PassSize, passes: int) -> bool:
     """Return True if ``passes`` passes save ``MARGIN`` times the compile time, and a session would use one thread.
 
-    (A session runs larger graphs on all cores.) The answer depends only on the graph and on ``passes``, not on the
+    A session runs larger graphs on all cores. The answer depends only on the graph and on ``passes``, not on the
     number of threads or on earlier compilations of the process: a seed must always give the same bits.
     """
     saved = passes * (NODE * size.nodes + ELEMENT * size.elements)

@@ -64,7 +64,7 @@ class Watcher(Protocol):
         """Call the callbacks after an epoch; return True if one of them ends training."""
 
     def conclude_epoch(self, *, ended: bool) -> None:
-        """Tell the callbacks, after the stopping rules have decided too, whether training ended with this epoch."""
+        """Tell the callbacks, after :meth:`end_epoch` and the stopping rules, whether training ended here."""
 
     def end(self) -> None:
         """Handle the end of training, with its final weights."""
@@ -84,8 +84,9 @@ class Digested(Protocol):
 class TrainerSettings:
     """The settings of the loop, named after the estimators' parameters.
 
-    With ``all_epochs``, the loop runs all ``max_iter`` epochs, as for ``early_stopping="best_epoch"``.
-    ``planned_fits`` is the number of fits like this one that a long one is announced for; 0: it is not announced.
+    With ``all_epochs``, the loop runs all ``max_iter`` epochs, as for ``early_stopping="best_epoch"``. ``planned_fits``
+    counts the fits like this one (networks of an ensemble) whose total time is announced if it is long; 0: nothing is
+    announced.
     """
 
     learning_rate_init: float
@@ -154,7 +155,7 @@ class Trainer:
         self.validation_loss: Callable[[], float] | None = None
         self._vector, self._buffer = step.parameters.vector, step.parameters.buffer
         self._kept = KeptWeights(step, history)
-        history.best = None
+        history.best_parameters = None
         self._recorded = time.perf_counter()
         self._step_hook: Callable[[float], bool] | None = None
         self._stopped = self._announces = False
@@ -192,7 +193,7 @@ class Trainer:
             best_loss=math.inf,
             best_score=-math.inf if math.isnan(score) else score,
             best_watched=-math.inf if math.isnan(watched) else watched,
-            best=self._buffer.copy() if settings.early_stopping else None,
+            best_parameters=self._buffer.copy() if settings.early_stopping else None,
             idle_epochs=0,
             early_stopping=settings.early_stopping,
         )
@@ -294,11 +295,11 @@ class Trainer:
             self.watcher.begin_epoch()
         resumed, self._resumed = self._resumed, None
         self._kept.begin_epoch(resumes=resumed is not None)
-        step = self.history.progress.step
+        steps_taken = self.history.progress.step
         accumulate = self._settings.accumulate
-        self.part = part = EpochPart(step) if resumed is None else resumed
+        self.part = part = EpochPart(steps_taken) if resumed is None else resumed
         after = None if self._step_hook is None else self._after_step
-        skip = (step - part.steps_before) * accumulate
+        skip = (steps_taken - part.steps_before) * accumulate
         try:
             _run_steps(self.step.train(self.batches, self.rates.advance, after, skip), self._kept, part)
         finally:
@@ -374,7 +375,7 @@ class Trainer:
     def _announce_length(self, done: int, took: float, rows: int) -> None:
         """Say how long training may take if that is more than a minute, after the first epoch or the second one.
 
-        The first one includes preparations. If it is short, they may be most of it: the second one decides.
+        The first epoch includes preparations, which may be most of a short one: then the second decides.
         """
         self._announces = done < 2
         settings = self._settings
@@ -600,7 +601,7 @@ class ScheduledRates:
 
 @ignores_float_errors
 def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.ndarray:
-    """Take steps at these learning rates; return their losses, NaN from the first loss on that is not finite.
+    """Take steps at these learning rates; return their losses; the first that is not finite and all later ones are NaN.
 
     Growing rates show where training begins to learn and where it diverges. The steps change weights and state: the
     caller restores them.

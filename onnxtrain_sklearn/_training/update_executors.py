@@ -49,8 +49,8 @@ class UpdateTuning:
     Attributes
     ----------
     least_elements : int
-        Longer vectors are updated by NumPy, others by a session: a call of NumPy 1.26 takes twice as long as one of
-        NumPy 2.
+        Longer vectors are updated by NumPy, others by a session. It is 0 with NumPy 2, which is always faster; a call
+        of NumPy 1.26 takes twice as long.
     block : int
         Elements of a block of NumPy, whose vectors and temporaries are still in the cache when they are read again.
     piece : int

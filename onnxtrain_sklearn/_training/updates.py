@@ -301,7 +301,7 @@ class HostUpdates:
         self._saved = sum(saved_by_compiling(one) for group in self.groups for one in group.updates)
 
     def prepare(self, steps: int) -> None:
-        """Count the coming steps; compile once this would have saved more time in this process than it takes."""
+        """Count the coming steps; compile as soon as this would have saved more time in this process than it takes."""
         if self._saved:
             SAVINGS.add(steps * self._saved)
             if SAVINGS.suffice:

@@ -185,7 +185,8 @@ class _Watch:
     workers : dict of str
         The state of each worker, by its address.
     deaths_of_memory : list of int
-        How many workers died with each task, or one that it needs, if as many died of full memory.
+        For each task, how often a worker died while it ran the task or one that it needs; 0 until FULL_MEMORIES workers
+        have died of full memory.
     """
 
     def __init__(self, client: Any, futures: Sequence[Future] = ()) -> None:

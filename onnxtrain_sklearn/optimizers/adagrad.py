@@ -8,7 +8,7 @@ from onnx_ir import Value
 
 from .._utils.params import NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
-from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, with_penalty
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, with_decay
 from .scalars import Number
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Adagrad(Optimizer):
         return {"learning_rate": learning_rate / (1.0 + (t - 1) * self.lr_decay)}
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        g = with_penalty(op, g, p, self, k)
+        g = with_decay(op, g, p, self, k)
         total = op.Add(state["sum_of_squares"], op.Mul(g, g))
         direction = op.Div(g, op.Add(op.Sqrt(total), self.epsilon))
         return op.Sub(p, op.Mul(direction, k["learning_rate"])), {"sum_of_squares": total}

@@ -8,7 +8,7 @@ from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
-from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average, with_penalty
+from .base import WEIGHT_DECAY, Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average, with_decay
 from .scalars import Number, sqrt
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Adam(Optimizer):
         return {"learning_rate": rate, "epsilon": self.epsilon * root}
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        step, moments = adam_step(op, with_penalty(op, g, p, self, k), state, k, self)
+        step, moments = adam_step(op, with_decay(op, g, p, self, k), state, k, self)
         return op.Sub(p, step), moments
 
     def fused(self) -> Optimizer | None:
@@ -130,7 +130,8 @@ class AdamW(Adam):
 def adam_step(op: GraphBuilder, g: Value, state: Named, k: Named, optimizer: Adam) -> Step:
     """Emit the step of Adam, which is subtracted from the parameters, and the new moments."""
     # Together with `scalars` and `update`, this is the only statement of the formula. The kernel that `fused` returns
-    # must compute the same: after a change here, tests/optimizers/test_fused_kernels.py fails until it is left out.
+    # must compute the same: after a change here, tests/optimizers/test_fused_kernels.py fails until `fused` returns
+    # None.
     first = running_average(op, state["first_moment"], g, optimizer.beta_1)
     second = running_average(op, state["second_moment"], op.Mul(g, g), optimizer.beta_2)
     direction = op.Div(first, op.Add(op.Sqrt(second), k["epsilon"]))

@@ -77,8 +77,8 @@ lazy_rows : bool, default=False
     other rows and their optimizer state stay as they are: weight decay, ``alpha`` and momentum do not act on them. This
     saves time if the matrix is large; if rows are rare, it also trains differently. It concerns embeddings (trained
     matrices that only Gather reads, along the first axis) and, if ``X`` is a sparse matrix, the matrix that ``X`` is
-    multiplied by, whose rows belong to the columns of ``X``. All rows are updated of a matrix that is also read in
-    another way, such as by the output layer, or multiplied by dense data. Only on the CPU. False: all rows are updated;
+    multiplied by, whose rows belong to the columns of ``X``. A matrix that is also read in another way, such as by the
+    output layer, or multiplied by dense data, has all its rows updated. Only on the CPU. False: all rows are updated;
     rows are skipped only if that changes nothing, as with :class:`~onnxtrain_sklearn.SGD` without momentum, weight
     decay and ``alpha``.
 learning_rate_factors : dict or None, default=None
@@ -166,8 +166,8 @@ class Optimizer(BaseOptimizer, ABC):
     """
 
     elementwise: ClassVar[bool] = True
-    """True if element i of the result depends on elements i alone. Then :meth:`update` is given vectors that hold many
-    parameters, or a piece of one; otherwise each parameter in its shape."""
+    """True if element i of the result depends on element i of each operand alone. Then :meth:`update` is given vectors
+    that hold many parameters, or a piece of one; otherwise each parameter in its shape."""
 
     def __init__(
         self,
@@ -296,7 +296,7 @@ class Decaying(Protocol):
     weight_decay: float
 
 
-def with_penalty(op: GraphBuilder, gradients: Value, parameters: Value, optimizer: Decaying, k: Named) -> Value:
+def with_decay(op: GraphBuilder, gradients: Value, parameters: Value, optimizer: Decaying, k: Named) -> Value:
     """Emit the gradients plus the weight decay times the parameters."""
     if not optimizer.weight_decay:
         return gradients

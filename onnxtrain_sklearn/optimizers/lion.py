@@ -8,7 +8,7 @@ from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
-from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, with_penalty
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, with_decay
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,6 +55,6 @@ class Lion(Optimizer):
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
         ahead = op.Sub(state["momentum"], g)  # the only node that reads the old momentum, which is overwritten
         direction = op.Sign(op.Add(g, op.Mul(ahead, self.beta_1)))
-        direction = with_penalty(op, direction, p, self, k)
+        direction = with_decay(op, direction, p, self, k)
         momentum = op.Add(g, op.Mul(ahead, self.beta_2))
         return op.Sub(p, op.Mul(direction, k["learning_rate"])), {"momentum": momentum}

@@ -8,7 +8,7 @@ from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, NOT_NEGATIVE, Rules
 from ..graph import GraphBuilder
-from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average, with_penalty
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, running_average, with_decay
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,7 +72,7 @@ class RMSprop(Optimizer):
         return dict.fromkeys([*names, "momentum"] if self.momentum else names, Slot(p.shape))
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        g = with_penalty(op, g, p, self, k)
+        g = with_decay(op, g, p, self, k)
         if self.centered:
             # Update the variance itself: in float32 v - a² may fall below zero, where PyTorch's step is NaN.
             deviation = op.Sub(g, state["average"])

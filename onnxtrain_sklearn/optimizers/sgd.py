@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 from onnx_ir import Value
 
 from .._utils.params import BELOW_ONE, FRACTION, NOT_NEGATIVE, Rules
+from ..exceptions import InvalidParameterError
 from ..graph import GraphBuilder
-from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, with_penalty
+from .base import Named, Optimizer, Parameter, Slot, Step, StepOptions, with_decay
 from .scalars import Number, where
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ class SGD(Optimizer):
 
     .. math:: g_t ← g_t + λ p, \quad m_t = μ m_{t-1} + (1 - τ) g_t, \quad p ← p - η m_t
 
-    or, with Nesterov's momentum, :math:`p ← p - η (g_t + μ m_t)`. The definition of ``torch.optim.SGD``. Sutskever et
-    al., "On the importance of initialization and momentum in deep learning", ICML 2013.
+    or, with Nesterov's momentum, :math:`p ← p - η (g_t + μ m_t)`. As ``torch.optim.SGD``: τ counts from the second step
+    on. Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class SGD(Optimizer):
     nesterov : bool, default=False
         Nesterov's momentum; needs ``momentum > 0`` and ``dampening == 0``.
     dampening : float, default=0.0
-        τ, in [0, 1], applied from the second step on, as PyTorch does.
+        τ, in [0, 1].
     weight_decay : float, default=0.0
         λ, in [0, inf), added to the gradient.
     {options}
@@ -67,7 +68,9 @@ class SGD(Optimizer):
     def validate(self) -> None:
         super().validate()
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
-            raise ValueError(f"SGD(nesterov=True) needs momentum in (0, 1) and dampening == 0, got {self!r}.")
+            raise InvalidParameterError(
+                f"SGD(nesterov=True) needs momentum in (0, 1) and dampening == 0, got {self!r}."
+            )
 
     @property
     def moves_without_gradient(self) -> bool:
@@ -82,7 +85,7 @@ class SGD(Optimizer):
         return {"learning_rate": learning_rate, "weight": where(t == 1, 1.0, 1.0 - self.dampening)}
 
     def update(self, op: GraphBuilder, p: Value, g: Value, state: Named, k: Named) -> Step:
-        g, mu = with_penalty(op, g, p, self, k), self.momentum
+        g, mu = with_decay(op, g, p, self, k), self.momentum
         if not mu:
             return op.Sub(p, op.Mul(g, k["learning_rate"])), {}
         weighted = op.Mul(g, k["weight"]) if self.dampening else g

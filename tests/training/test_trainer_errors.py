@@ -46,7 +46,7 @@ def test_passes_remember_the_last_weights_of_a_finite_loss(kind):
     trainer(step, history=history).partial_fit()
     assert history.loss_curve == [1.0, 1.0, 1.0]
     assert pickle.loads(pickle.dumps(history)).last_finite is None
-    assert pickle.loads(pickle.dumps(history)).best is None
+    assert pickle.loads(pickle.dumps(history)).best_parameters is None
 
 
 @pytest.mark.parametrize("where", ["weights", "state"])

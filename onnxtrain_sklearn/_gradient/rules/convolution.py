@@ -57,10 +57,10 @@ def _conv_rule(r: Reverse) -> Sequence[Thunk]:
 def _turns_faster(r: Reverse, w: Windows, group: int) -> bool:
     """Return True if a convolution with reversed kernels is a faster gradient of the input than ConvTranspose.
 
-    So it is with a kernel for each channel and windows next to each other. On 16 images of 24 channels, with float32 on
-    one thread, it takes of the time of ConvTranspose: on lines 0.06 to 0.5; with a constant kernel, for which
-    onnxruntime has blocked layouts, 0.1 to 0.4; with others of 3x3 and padding 1 it takes 0.6 to 0.9, but with larger
-    ones up to 1.3 (onnxruntime 1.19 and 1.32).
+    So it is with a kernel for each channel and windows next to each other. Times relative to ConvTranspose, for 16
+    images of 24 channels, float32 and one thread (onnxruntime 1.19 and 1.32): 0.06 to 0.5 in one dimension; in two, 0.1
+    to 0.4 with a constant kernel, for which onnxruntime has blocked layouts, else 0.6 to 0.9 for 3x3 with padding 1,
+    and up to 1.3 for larger kernels.
     """
     sizes = dims(r.x(1))
     if sizes is None or group == 1 or sizes[:2] != [group, 1] or set(w.strides) != {1} or len(w.kernel) > 2:

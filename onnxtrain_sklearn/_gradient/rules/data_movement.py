@@ -1,9 +1,8 @@
 """Gradient rules of operators that move elements (Transpose, Concat), also by indices (Gather, Scatter).
 
 If an ONNX operator is the inverse (Pad for Slice, SpaceToDepth for DepthToSpace), the rule emits it. Otherwise the rule
-applies the operator to the flat positions of the elements, and scatters the cotangent to the result. The
-gradient of a gather scatters and adds, as indices may repeat; the gradient of a scatter gathers. Indices have no
-gradient.
+applies the operator to the flat positions of the elements, and scatters the cotangent to the result. The gradient of a
+gather scatters and adds, as indices may repeat; the gradient of a scatter gathers. Indices have no gradient.
 """
 
 from __future__ import annotations

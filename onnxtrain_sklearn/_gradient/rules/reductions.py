@@ -106,7 +106,7 @@ def _softmax_axes(r: Reverse) -> list[int]:
 def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op, weighted = r.op, r.keep_zeros(r.op.Mul(r.g, r.y))
     total = op.ReduceSum(weighted, axes=_softmax_axes(r), keepdims=True)
-    if r.is_selected:  # a row without a finite score is NaN, which a Where may drop
+    if r.is_selected:  # the softmax of a row of infinite scores is NaN: if a Where drops it, its gradient is 0
         slope = op.Sub(r.g, total)
         return [lambda: r.keep_zeros(op.Mul(r.y, slope), slope)]
     return [lambda: op.Sub(weighted, op.Mul(r.y, total))]
@@ -129,7 +129,7 @@ def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _total_of_one_hot(r: Reverse, axes: Sequence[int]) -> ir.Value | None:
-    """Return the sum over the classes of a cotangent ``column * one_hot``, the column; None for other forms."""
+    """Return ``column`` if the cotangent is ``column * one_hot``, whose sum over the classes it is; else None."""
     node, shape = r.g.producer(), dims(r.y)
     if node is None or node.op_type != "Mul" or not shape or axes not in ([-1], [len(shape) - 1]):
         return None
