@@ -321,10 +321,9 @@ def frame_arrays(frame: FrameLike, inputs: Sequence[str]) -> dict[str, np.ndarra
 
 def prediction_type(X: MatrixLike) -> type[np.floating[Any]]:
     """Return the float type of the predictions for ``X``: float32 for float32, as in scikit-learn, else float64."""
-    X = X.arrays if isinstance(X, Inputs) else X
-    if isinstance(X, Sequence | np.ndarray) and holds_examples(X):
-        X = X[0]
-    first = next(iter(X.values())) if isinstance(X, Mapping) and not sp.issparse(X) else X
+    data: Any = X.arrays if isinstance(X, Inputs) else X
+    data = next(iter(data)) if holds_examples(data) else data
+    first = next(iter(data.values())) if isinstance(data, Mapping) and not sp.issparse(data) else data
     return np.float32 if getattr(first, "dtype", None) == np.float32 else np.float64
 
 

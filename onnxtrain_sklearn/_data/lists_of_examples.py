@@ -1,8 +1,8 @@
 """Lists of examples that differ in size, as columns with a packed row for each example.
 
 A list of dicts, or of arrays of different shapes, is ``X`` of a graph that is run on one example at a time
-(:mod:`.._model.packed_examples`). :class:`PackedData` keeps the numbers of all examples in one array without gaps, and
-pads rows only in the buffer of a pass.
+(:mod:`.._model.packed_examples`); an array of such objects is a list too. :class:`PackedData` keeps
+the numbers of all examples in one array without gaps, and pads rows only in the buffer of a pass.
 """
 
 from __future__ import annotations
@@ -88,25 +88,48 @@ class PackedData(InputData):
 
 
 def holds_examples(X: object) -> bool:
-    """Return True if ``X`` is a list of dicts, or of arrays that cannot be stacked because their shapes differ."""
-    if isinstance(X, np.ndarray):
-        if X.dtype != object or X.ndim != 1:
-            return False
-    elif not isinstance(X, list | tuple):
+    """Return True if ``X`` is a list of dicts, or of arrays that cannot be stacked because their shapes differ.
+
+    Arrays that are objects of an array are examples also where their shapes happen to be equal, as in a fold of
+    cross-validation.
+    """
+    examples = _as_list(X)
+    if not examples:
         return False
-    if not len(X):
-        return False
-    if isinstance(X[0], Mapping):
+    if isinstance(examples[0], Mapping):
         return True
-    shapes = {getattr(one, "shape", None) for one in X}
-    return len(shapes) > 1 and all(isinstance(one, tuple) and one for one in shapes)
+    shapes = {getattr(one, "shape", None) for one in examples}
+    are_objects = not isinstance(X, list | tuple)
+    return (are_objects or len(shapes) > 1) and all(isinstance(one, tuple) and one for one in shapes)
 
 
 def first_example(X: Any) -> object:
     """Return the first of a list of examples; None if ``X`` is none, raise if it is an empty list."""
     if isinstance(X, list) and not X:
         raise ValueError("X is an empty list: it must hold at least one example.")
-    return X[0] if holds_examples(X) else None
+    return next(iter(X)) if holds_examples(X) else None
+
+
+def _as_list(X: object) -> Sequence[Any] | None:
+    """Return a list, or the objects of an array with one axis; None for other data."""
+    if isinstance(X, list | tuple):
+        return X
+    return list(X) if isinstance(X, np.ndarray) and X.ndim == 1 and X.dtype == object else None
+
+
+def require_targets_of_one_shape(y: Any) -> None:
+    """Raise if the targets of a list of examples differ in shape, such as a label for each node of networks."""
+    for one in y.values() if isinstance(y, Mapping) else [y]:
+        targets = _as_list(one) or ()
+        for i, target in enumerate(targets):
+            first, own = np.shape(targets[0]), np.shape(target)
+            if own != first:
+                raise ValueError(
+                    f"y[0] has the shape {first}, but y[{i}] has {own}: the examples of a list have targets of one "
+                    f"shape. For a target of each node, set batch_size=None and give one network at a time to "
+                    f"partial_fit, or all of them joined into one network without links between them. For a label of "
+                    f"each step, pad the sequences (PaddedRows) and their labels (ignore_label)."
+                )
 
 
 def ranks_of(example: Any, names: Sequence[str]) -> dict[str, int]:
@@ -123,8 +146,9 @@ def example_columns(X: Any, specs: Sequence[TensorSpec]) -> dict[str, InputData]
     """
     given = [spec for spec in specs if spec.name != SIZES]
     names = [spec.name for spec in given]
-    listed = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.ndim > 0)
-    if not listed:
+    if (found := _as_list(X)) is not None:
+        X = found
+    elif not isinstance(X, np.ndarray) or not X.ndim:
         raise TypeError(
             f"The graph was trained on a list of examples, and takes such a list: give [X] for a single example, got "
             f"{type(X).__name__}."

@@ -17,6 +17,7 @@ from .._data.batches import MERGE_LIMIT, ArrayBatches, distinct_rows, weighted_r
 from .._data.columns import InputData, dimensions, require_in_memory
 from .._data.declared_targets import target_inputs
 from .._data.inputs import has_several_inputs, input_columns
+from .._data.lists_of_examples import require_targets_of_one_shape
 from .._data.target_scale import TargetScale
 from .._data.targets import Targets
 from .._fitted.fitted_model import FEATURES, FittedModel, InputColumns, Specs, encoded_inputs, table_columns
@@ -49,6 +50,8 @@ def training_examples(
 ) -> Examples:
     """Return the examples of a call; ``graph`` is None if a builder builds it after the data are read."""
     output_task: OutputTask = estimator._output_task()
+    if graph is not None and graph.takes_examples:
+        require_targets_of_one_shape(call.y)
     specs: Specs = None if graph is None else graph.inputs_of_X
     builder = None if graph is not None else resolve_builder(estimator.model)
     if builder is not None and "row_shape" in keywords_of(builder) and dimensions(call.X) > 2:

@@ -159,10 +159,14 @@ class FittedState:
             self.live.trained_form = in_trained_form(self.graph, self.shapes, self.parameters.names, dtype)
         return self.live.trained_form
 
-    @property
-    def scored_form(self) -> TrainableModel:
-        """The form that predicts with the parameters in training: the trained form, if it takes any X to score."""
-        if not (self.graph.is_whole or self.graph.takes_examples):
+    def scored_form(self, columns: Columns) -> TrainableModel:
+        """Return the form that predicts with the parameters in training: the trained form, if it takes ``columns``.
+
+        It takes rows of the shape of those that are trained on; the given graph takes others where it leaves axes free.
+        """
+        rows = {name: column.shape[1:] for name, column in columns.items()}
+        fits = all(rows.get(spec.name, spec.shape[1:]) == spec.shape[1:] for spec in self.trained_form.inputs)
+        if fits and not (self.graph.is_whole or self.graph.takes_examples):
             return self.trained_form
         return self.graph if self.graph.dtype == self.parameters.buffer.dtype else as_float32(self.graph)
 
@@ -292,11 +296,15 @@ class FittedState:
         # its predictions may not read all parameters
         with_scores = with_scores or self.graph.own_loss is not None
         if sparse:
-            inference: Any = inference_model(self.scored_form, self.frozen, self.decoding, with_scores=with_scores)
+            inference: Any = inference_model(
+                self.scored_form(columns), self.frozen, self.decoding, with_scores=with_scores
+            )
         else:
             live = self.parameters.prediction_views()
             weights = {**self.frozen, **live}
-            inference = filled_graph(self.scored_form, weights, self.decoding, with_scores=with_scores, live=live)
+            inference = filled_graph(
+                self.scored_form(columns), weights, self.decoding, with_scores=with_scores, live=live
+            )
         rows_meet = partial(self.rows_of_predictions_meet, with_scores=with_scores)
         return Predictor(
             inference,

@@ -475,7 +475,8 @@ def rows_to_score(
     weights = None if examples.weights is None else examples.weights[rows]
     if state.graph.is_whole and weights is not None and (weights == 1).all():
         weights = None  # only rows that are not scored, those without a target, have another one
-    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in state.scored_form.inputs}
+    inputs = state.scored_form(examples.columns).inputs
+    live = {spec.name: examples.columns[spec.name].of_type(spec.dtype) for spec in inputs}
     return ScoredRows(given, targets, weights, live, rows)
 
 

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from .._ir.control_flow import IntegerTracker
 from .._ir.edits import remove_unread, replace_node
-from .._ir.queries import attribute, every_node, graphs_in, is_float, is_read, operand
+from .._ir.queries import attribute, every_node, graphs_in, is_float, is_read, number_of, operand
 from .._ir.supported import WINDOW, Supported
 from ..graph import GraphBuilder, length_along, positions_along
 
@@ -117,6 +117,11 @@ def plus(op: GraphBuilder, x: ir.Value, bias: ir.Value | None) -> ir.Value:
 
 def _lower_gelu(f: Fused) -> Outputs:
     return [gelu(f.op, plus(f.op, f.x(0), f.optional(1)))]
+
+
+def _lower_expand_dims(f: Fused) -> Outputs:
+    axis = number_of(f.x(1))
+    return f.refuse("its axis is computed") if axis is None else [f.op.Unsqueeze(f.x(0), axes=[int(axis)])]
 
 
 def _lower_bias_split_gelu(f: Fused) -> Outputs:
@@ -557,6 +562,7 @@ LOWERINGS: dict[str, FusionRule] = {
     "com.microsoft.BiasGelu": FusionRule(_lower_gelu, inputs=2),
     "com.microsoft.BiasSoftmax": FusionRule(_lower_bias_softmax, "axis is_inner_broadcast", inputs=2),
     "com.microsoft.BiasSplitGelu": FusionRule(_lower_bias_split_gelu, inputs=2),
+    "com.microsoft.ExpandDims": FusionRule(_lower_expand_dims, inputs=2),
     "com.microsoft.FastGelu": FusionRule(lambda f: [fast_gelu(f.op, plus(f.op, f.x(0), f.optional(1)))], inputs=2),
     "com.microsoft.Gelu": FusionRule(_lower_gelu),
     "com.microsoft.QuickGelu": FusionRule(

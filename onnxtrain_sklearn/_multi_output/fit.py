@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from .._data.columns import require_in_memory, warn_of_rounding
 from .._data.held_out import naming_validation_data, require_scorable
 from .._data.inputs import Inputs, frame_arrays, is_frame
-from .._data.lists_of_examples import first_example
+from .._data.lists_of_examples import first_example, require_targets_of_one_shape
 from .._data.targets import (
     IGNORED,
     Classes,
@@ -444,6 +444,8 @@ def several_examples(
     convert = partial(graph_inputs, estimator, specs=graph.inputs, fitted=None, reset=resumed is None)
     columns = convert(call.X) if call.stream is None else call.stream.converted(call.X, convert)
     y = by_output(call.y, output_tasks, "y")
+    if graph.takes_examples:
+        require_targets_of_one_shape(y)
     n_rows = _count_of_rows(columns, graph, y)
     if call.classes is not None and not isinstance(call.classes, Mapping):
         raise TypeError(f"classes must be a dict of labels by output, got {type(call.classes).__name__}.")

@@ -30,7 +30,7 @@ from .._utils.errors import NOT_ENOUGH, ran_out, reason
 from ..exceptions import DeviceError, InvalidParameterError, ModelError, OnnxTrainWarning, instead_of, nearest
 from .devices import OWN_MEMORY, Device, resolve_device
 from .packages import onnxruntime, version
-from .wrong_kernels import exact, in_pairs
+from .wrong_kernels import exact, in_pairs, with_listed_axes
 
 InferenceSession: TypeAlias = "onnxruntime.InferenceSession"
 
@@ -150,7 +150,7 @@ def create_session(
     for path in libraries_of(options):
         register_library(settings, path)
     providers = list(zip(device.providers, device.provider_options, strict=True))
-    model = exact(model)
+    model = with_listed_axes(exact(model))
     indexed: Mapping[str, int] = {}
     if any(name in OWN_MEMORY for name in device.providers):
         proto = onnx.load_model_from_string(model)

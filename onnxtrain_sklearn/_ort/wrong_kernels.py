@@ -6,6 +6,9 @@ operands in their place, which are right.
 
 On processors without VNNI or AMX instructions, products of unsigned and signed bytes saturate. :func:`exact` makes the
 signed ones unsigned.
+
+onnxruntime 1.19 ends the process when it loads ExpandDims whose axis is stored as bytes; :func:`with_listed_axes`
+stores it as a list of numbers.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..exceptions import ModelError
 from .packages import onnxruntime
 
 NodeOwner: TypeAlias = "onnx.GraphProto | onnx.FunctionProto"
@@ -68,6 +72,32 @@ def graphs_within(graph: NodeOwner) -> Iterator[NodeOwner]:
 
 def _combines_many(node: onnx.NodeProto) -> bool:
     return not node.domain and node.op_type in PAIRWISE and len(node.input) > 2
+
+
+def with_listed_axes(model: bytes) -> bytes:
+    """Return a model in which the axis of each com.microsoft.ExpandDims is a list of numbers, which 1.19 can load.
+
+    Raise ModelError for an axis that is computed, because onnxruntime folds it to bytes.
+    """
+    if b"ExpandDims" not in model:
+        return model
+    proto: onnx.ModelProto = onnx.load_model_from_string(model)
+    graphs = list(graphs_within(proto.graph))
+    held = {tensor.name: tensor for graph in graphs for tensor in graph.initializer}
+    nodes = [node for graph in graphs for node in graph.node]
+    held |= {n.output[0]: a.t for n in nodes if n.op_type == "Constant" for a in n.attribute if a.name == "value"}
+    for node in (n for n in nodes if (n.domain, n.op_type) == (_OWN, "ExpandDims")):
+        tensor = held.get(node.input[1])
+        if tensor is None:
+            raise ModelError(
+                f"Node {node.name or node.output[0]!r} (com.microsoft.ExpandDims) has an axis that is computed, which "
+                f"ends the process in onnxruntime 1.19: make the axis an initializer, or put Unsqueeze in its place."
+            )
+        numbers = numpy_helper.to_array(tensor).ravel().tolist()
+        tensor.ClearField("raw_data")
+        tensor.int32_data[:] = numbers
+    result: bytes = proto.SerializeToString()
+    return result
 
 
 # Integer products that are exact on every processor.

@@ -287,7 +287,7 @@ def _output_of_examples(
             raise ModelError(
                 f"Output {graph.output!r} of the graph has the shape {found.shape} for X[{i}], and "
                 f"{next(iter(results.values())).shape} for another example: all examples must have an output of the "
-                f"same shape. Train others in groups of one size, as arrays: partial_fit."
+                f"same shape. Train others in groups of one size, as arrays, or one by one: partial_fit."
             )
         results[i] = found
         if i in compared:

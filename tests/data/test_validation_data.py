@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import sklearn
+from scipy.special import softmax
+from sklearn.metrics import r2_score
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
-from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn import MLP, Linear, OrtGradientClassifier, OrtGradientMultiOutput, OrtGradientRegressor
 from onnxtrain_sklearn.exceptions import DivergenceError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -123,3 +127,58 @@ def test_predictions_that_overflow_are_a_divergence(early_stopping):
     with pytest.raises(DivergenceError, match="learning_rate_init"):
         estimator.fit(X, y, X_val=X * np.float32(1e25), y_val=y)
     assert np.isfinite(estimator.predict(X)).all()
+
+
+# X_val of another length than X, for a graph that leaves the axis free.
+
+STEPS_NET = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 18]> net (float[N, steps, 2] x) => (float[N, 3] scores) {
+        h = MatMul(x, W)
+        a = Tanh(h)
+        scores = ReduceMean <keepdims = 0> (a, one)
+    }"""
+)
+STEPS_NET.graph.initializer.extend(
+    onnx.numpy_helper.from_array(array, name)
+    for name, array in {"W": rng.normal(size=(2, 3)).astype(np.float32), "one": np.array([1])}.items()
+)
+SHORT, LONG = rng.normal(size=(30, 5, 2)), rng.normal(size=(12, 9, 2))
+CLASSES = np.arange(30) % 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "scoring"),
+    [
+        (OrtGradientClassifier, None),
+        (OrtGradientClassifier, "neg_log_loss"),
+        (OrtGradientRegressor, None),
+        (OrtGradientRegressor, "neg_mean_absolute_error"),
+        (OrtGradientMultiOutput, None),
+    ],
+)
+def test_validation_rows_may_be_longer(kind, scoring):
+    settings = {"max_iter": 2, "random_state": 0, "early_stopping": True, "tol": 0.0}
+    several = kind is OrtGradientMultiOutput
+    targets = rng.normal(size=(30, 3)) if kind is OrtGradientRegressor else CLASSES
+    named = (lambda y: {"scores": y}) if several else (lambda y: y)
+    given = {"loss": {"scores": "log_loss"}} if several else {}
+    fitted = kind(STEPS_NET, scoring=scoring, **given, **settings)
+    fitted.fit(SHORT, named(targets), X_val=LONG, y_val=named(targets[:12]))
+    scores = np.tanh(LONG @ fitted.weights_["W"].astype(float)).mean(axis=1)
+    if kind is OrtGradientRegressor:
+        y = targets[:12]
+        expected = -np.abs(scores - y).mean() if scoring else r2_score(y, scores)
+    else:
+        expected = {
+            None: np.mean(scores.argmax(axis=1) == targets[:12]),
+            "neg_log_loss": np.log(softmax(scores, axis=1))[np.arange(12), targets[:12]].mean(),
+        }[scoring]
+    assert max(fitted.validation_scores_) == pytest.approx(expected, rel=1e-5)
+
+
+def test_validation_rows_of_another_size_than_a_fixed_one_are_refused():
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(STEPS_NET)
+    fixed.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+    with pytest.raises(ValueError, match=r"X_val has 18 features, .* is expecting 10"):
+        OrtGradientClassifier(fixed, early_stopping=True).fit(SHORT, CLASSES, X_val=LONG, y_val=CLASSES[:12])

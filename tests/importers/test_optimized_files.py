@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from numpy.testing import assert_allclose
 
-from onnxtrain_sklearn import SGD, OrtGradientClassifier
-from onnxtrain_sklearn.exceptions import UnsupportedOperatorError
+from onnxtrain_sklearn import SGD, OrtGradientClassifier, OrtGradientRegressor
+from onnxtrain_sklearn.exceptions import ModelError, UnsupportedOperatorError
 from tests.helpers.data import DATA
 from tests.helpers.environment import available_engines
 
@@ -98,3 +99,52 @@ def test_head_behind_blocked_layout_trains(tmp_path):
     classifier = OrtGradientClassifier(path, trainable=["f2.*"], **settings).fit(X, y)
     moved = [name for name, w in classifier.weights_.items() if not np.array_equal(w, start[name])]
     assert sorted(moved) == ["f2.bias", "f2.weight"]
+
+
+@pytest.mark.parametrize("engine", available_engines())
+@pytest.mark.parametrize("axis", ["bytes", "numbers", "node", "computed"])
+def test_expand_dims_becomes_unsqueeze(axis, engine):
+    """Stored as bytes, the axis ends the process in onnxruntime 1.19."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]> g (float[N, 3] x) => (float[N, 1] y) {
+            h = MatMul(x, W)
+            u = com.microsoft.ExpandDims(h, axis)
+            s = ReduceSum <keepdims = 0> (u, last)
+            a = Tanh(s)
+            y = MatMul(a, V)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    W, V = rng.normal(size=(3, 4)).astype(np.float32), rng.normal(size=(4, 1)).astype(np.float32)
+    for name, array in (("W", W), ("V", V), ("last", np.array([2]))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    stored = onnx.numpy_helper.from_array(np.array(-1, np.int32), "axis")
+    if axis == "node":
+        model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["axis"], value=stored))
+    elif axis == "computed":
+        model.graph.initializer.append(stored)
+        stored.name = model.graph.initializer[-1].name = "held"
+        model.graph.node.insert(0, onnx.helper.make_node("Identity", ["held"], ["axis"]))
+    else:
+        if axis == "numbers":
+            stored = onnx.helper.make_tensor("axis", onnx.TensorProto.INT32, [], [-1])
+        model.graph.initializer.append(stored)
+    X, y = rng.normal(size=(20, 3)).astype(np.float32), rng.normal(size=20)
+    settings = {
+        "optimizer": SGD(momentum=0.0),
+        "learning_rate_init": 0.1,
+        "alpha": 0.0,
+        "batch_size": 20,
+        "max_iter": 1,
+    }
+    fitted = OrtGradientRegressor(model, engine=engine, tol=0, **settings)
+    if axis == "computed":
+        with pytest.raises(ModelError, match=r"ExpandDims\) has an axis that is computed.*Unsqueeze"):
+            fitted.fit(X, y)
+        return
+    fitted.fit(X, y)
+    a = np.tanh(X.astype(float) @ W)
+    slope = 2 * (a @ V - y[:, None]) / 20
+    assert_allclose(fitted.weights_["V"], V - 0.1 * a.T @ slope, rtol=1e-4, atol=1e-6)
+    assert_allclose(fitted.weights_["W"], W - 0.1 * X.T @ (slope @ V.T * (1 - a**2)), rtol=1e-4, atol=1e-6)
+    assert domains(fitted.to_onnx()) == {""}

@@ -12,8 +12,10 @@ import onnxruntime
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from onnx import numpy_helper
+from scipy.linalg import block_diag
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, PredefinedSplit, cross_val_score
 
 from onnxtrain_sklearn import (
     LBFGS,
@@ -432,6 +434,27 @@ def test_files_for_one_row_and_object_arrays_are_taken():
     assert fitted.predict(SIGNALS[:1]).shape == (1,)
 
 
+def test_folds_of_equal_sizes_are_lists_too():
+    listed = np.empty(len(SIGNALS), object)
+    listed[:] = SIGNALS
+    equal = np.array([len(one) == 5 for one in SIGNALS])
+    assert np.count_nonzero(equal) == 2
+    two = copy.deepcopy(LSTM)  # with two classes, both of which each fold has
+    two.graph.initializer[3].CopyFrom(numpy_helper.from_array(normal(4, 2, seed=3), "V"))
+    two.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 2
+    targets = np.arange(len(SIGNALS)) % 2
+    model = OrtGradientClassifier(two, **STEPS, batch_size=3, max_iter=2)
+    found = cross_val_score(
+        model, listed, targets, cv=PredefinedSplit(equal.astype(int)), scoring="neg_log_loss", error_score="raise"
+    )
+    arrays = np.stack([SIGNALS[i] for i in np.flatnonzero(equal)])  # trained as rows of one size
+    others = [SIGNALS[i] for i in np.flatnonzero(~equal)]
+    first, second = clone(model).fit(arrays, targets[equal]), clone(model).fit(others, targets[~equal])
+    of_first = np.concatenate([first.predict_proba(one[None]) for one in others])
+    expected = [log_loss(targets[~equal], of_first), log_loss(targets[equal], second.predict_proba(list(arrays)))]
+    assert_allclose(-found, expected, rtol=1e-5)
+
+
 # Bad input.
 
 
@@ -504,3 +527,53 @@ def test_outputs_of_nodes_and_losses_that_mix_rows_are_refused():
     assert_weights(fitted, trained(squared, X, y, np.ones(N), 4, 2))
     with pytest.raises(ModelError, match="Rows meet in the loss"):
         OrtGradientRegressor(GIN, loss="cox", batch_size=4).fit(X, {"time": np.abs(y) + 1, "event": labels})
+
+
+# A target of each node: the examples of a list have targets of one shape, so networks are given one by one, or joined.
+
+NODES = copy.deepcopy(DENSE)
+del NODES.graph.node[-2]
+NODES.graph.node[-1].input[0] = "h2"
+NODES.graph.output[0].type.tensor_type.shape.dim[0].Clear()
+NODES.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "atoms"
+TARGETS = [normal(len(one["x"]), seed=i).astype(float) for i, one in enumerate(X)]
+
+
+def step_on_nodes(w, A, x, targets, rate=0.1):
+    """Return the weights after a step of gradient descent on the mean of (score - target)^2 / 2 over the nodes."""
+    s1 = A @ x
+    h1 = np.tanh(s1 @ w["W1"] + w["B1"])
+    h2 = np.tanh(A @ h1 @ w["W2"])
+    ds = squared(h2 @ w["V"], targets[:, None]) / len(targets)
+    d2 = ds @ w["V"].T * (1 - h2**2)
+    d1 = A.T @ (d2 @ w["W2"].T) * (1 - h1**2)
+    gradient = {"W1": s1.T @ d1, "B1": d1.sum(axis=0), "W2": (A @ h1).T @ d2, "V": h2.T @ ds}
+    return {name: w[name] - rate * gradient[name] for name in w}
+
+
+@each_engine
+def test_targets_of_nodes_are_refused_and_networks_given_one_by_one_or_joined(engine):
+    examples = [{"x": one["x"], "adjacency": adjacency(one)} for one in X]
+    for one in examples:  # means over the neighbors, because 1 - tanh² of large sums rounds badly in float32
+        one["adjacency"] /= one["adjacency"].sum(axis=1, keepdims=True)
+    for kind, values in ((OrtGradientRegressor, TARGETS), (OrtGradientClassifier, [one > 0 for one in TARGETS])):
+        model = kind(NODES, engine=engine)
+        with pytest.raises(ValueError, match=r"y\[1\] has .*batch_size=None .*partial_fit"):
+            model.fit(examples, values)
+        assert not hasattr(model, "_state")
+    several = OrtGradientMultiOutput(NODES, loss={"score": "squared_error"}, engine=engine)
+    with pytest.raises(ValueError, match=r"y\[1\] has .*batch_size=None .*partial_fit"):
+        several.fit(examples, {"score": TARGETS})
+
+    start = {name: array.astype(float) for name, array in WEIGHTS.items()}
+    one_by_one = OrtGradientRegressor(NODES, **STEPS, batch_size=None, engine=engine)
+    w = start
+    for example, targets in zip(examples, TARGETS, strict=True):
+        one_by_one.partial_fit(example, targets)
+        w = step_on_nodes(w, example["adjacency"], example["x"], targets)
+    assert_weights(one_by_one, w)
+    joined = {"x": np.concatenate([one["x"] for one in examples])}
+    joined["adjacency"] = block_diag(*(one["adjacency"] for one in examples))
+    together = OrtGradientRegressor(NODES, **STEPS, batch_size=None, max_iter=1, engine=engine)
+    together.fit(joined, np.concatenate(TARGETS))
+    assert_weights(together, step_on_nodes(start, joined["adjacency"], joined["x"], np.concatenate(TARGETS)))
