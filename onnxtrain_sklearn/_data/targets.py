@@ -418,7 +418,7 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
     require_no_times(sample_weight, "sample_weight")  # NumPy would convert times to numbers of nanoseconds
     weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, order="C", input_name="sample_weight")
     if weights.shape != (n_rows,):
-        who = "" if weights.ndim < 2 else " Only OrtGradient estimators weigh each number or label, of y as an array."
+        who = "" if weights.ndim < 2 else " Only arrays y with several numbers or labels a row have a weight for each."
         raise ValueError(f"sample_weight.shape == {weights.shape}, expected {(n_rows,)}!{who}")
     check_non_negative(weights, "`sample_weight`")
     return np.asarray(weights)

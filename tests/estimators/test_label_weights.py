@@ -238,8 +238,8 @@ class RowSum(Loss):
         (OrtGradientRegressor(Linear()), NUMBERS, WEIGHTS * 0, ValueError, "no number|sum of sample_weight is zero"),
         (OrtGradientRegressor(Linear(), loss=RowSum()), NUMBERS, WEIGHTS, ModelError, "one loss for all 3"),
         (OrtGradientRegressor(scoring="r2", early_stopping=True), NUMBERS, WEIGHTS, ValueError, "single labels"),
-        (OrtGradientClassifier(Linear()), LABELS[:, 0], WEIGHTS, ValueError, r"expected \(40,\)!.*Only OrtGradient"),
-        (RealMLPRegressor("td-s"), NUMBERS, WEIGHTS, ValueError, r"expected \(40,\)!.*Only OrtGradient"),
+        (OrtGradientClassifier(Linear()), LABELS[:, 0], WEIGHTS, ValueError, r"expected \(40,\)!.*Only arrays y"),
+        (RealMLPRegressor("td-s"), NUMBERS, WEIGHTS, ValueError, r"expected \(40,\)!.*Only arrays y"),
     ],
 )  # fmt: skip
 def test_other_weights_are_refused(net, y, weights, error, match):
@@ -255,3 +255,47 @@ def test_tables_in_blocks_take_one_weight_a_row():
         OrtGradientRegressor(Linear()).fit(
             RowBlocks(pa.table(columns).to_reader, ["y0", "y1", "y2"], sample_weight=["w", "v", "w"], buffer_rows=16)
         )
+
+
+class Source:
+    """A source of a user's own, of two blocks."""
+
+    def __init__(self, y, weights=None):
+        self.y, self.weights, self.buffer_rows = y, weights, 10
+
+    def __len__(self):
+        return 2
+
+    def block(self, i):
+        rows = slice(20 * i, 20 * i + 20)
+        return (X[rows], self.y[rows]) if self.weights is None else (X[rows], self.y[rows], self.weights[rows])
+
+
+@pytest.mark.parametrize("late", [np.nan, -100])
+def test_sources_refuse_weights_of_elements_and_missing_elements(late):
+    net = OrtGradientClassifier(Linear(), max_iter=1, batch_size=8)
+    labels = LABELS.astype(float)
+    labels[39, 1] = late
+    with pytest.raises(ValueError, match="Block 1: y lacks one of several labels"):
+        net.fit(Source(labels))
+    with pytest.raises(ValueError, match=r"Block 0: sample_weight.shape == \(20, 3\), expected \(20,\)!"):
+        net.fit(Source(LABELS, WEIGHTS))
+    assert not hasattr(net, "n_iter_")
+    with pytest.raises(ValueError, match=r"sample_weight\.shape"):
+        net.fit(X, LABELS).score(Source(LABELS, WEIGHTS))
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_fine_tuning_weighs_elements(old):
+    rng = np.random.default_rng(3)
+    rows, slopes = rng.normal(size=(300, 3)), rng.normal(size=(3, 2))
+    model = LinearRegression().fit(rows, rows @ (slopes + 1))
+    y, weights = rows @ slopes, np.ones((300, 2))
+    wrong = rng.random((300, 2)) < 0.3
+    y_wrong, weights[wrong] = np.where(wrong, 50.0, y), 0.0
+    net = OrtGradientRegressor(model, random_state=0)
+    if old:
+        net.fit(rows[:40], y[:40], X_old=rows[40:], y_old=y_wrong[40:], sample_weight_old=weights[40:])
+    else:
+        net.fit(rows, y_wrong, weights)
+    assert_allclose(net.predict(rows), y, atol=0.1)
