@@ -17,6 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -360,10 +361,16 @@ def _named_columns(y: Any, sample_weight: Any, *, several: bool = False, name: s
 def sizes_of_blocks(source: Any) -> list[int]:
     """Return the number of rows of each block."""
     sizes = getattr(source, "sizes", None)
-    sizes = [_count(block_parts(source, i)[1]) for i in range(len(source))] if sizes is None else list(sizes)
+    if sizes is None:
+        sizes, alike = [], _Alike()
+        for i in range(len(source)):
+            part = block_parts(source, i)
+            sizes.append(_count(part[1]))
+            if sizes[-1]:
+                alike.require(place_of(source, i), part)
     if not sum(sizes):
         raise ValueError("The source has no rows.")
-    return sizes
+    return list(sizes)
 
 
 def rows_in_buffer(source: Any, sizes: Sequence[int]) -> Part | None:
@@ -371,6 +378,53 @@ def rows_in_buffer(source: Any, sizes: Sequence[int]) -> Part | None:
     if sum(sizes) > int(getattr(source, "buffer_rows", 500_000)):
         return None
     return joined_parts([block_parts(source, i) for i, size in enumerate(sizes) if size])
+
+
+class _Alike:
+    """Refuse blocks of a user's source that differ from earlier ones: joined, numbers would become text, or get gaps.
+
+    A RowBlocks needs no such check: its files have one schema.
+    """
+
+    def __init__(self) -> None:
+        self._rows: tuple[str, object] | None = None  # the first block, and the columns or the shape of its rows
+        self._kinds = dict[str, tuple[str, str]]()  # of each column, and the block that told it
+
+    def require(self, place: str, part: Part) -> None:
+        """Raise ValueError if X and y of the block ``place`` differ in length, or from those of earlier blocks."""
+        X, y, _ = part
+        labels = [(f"y[{name!r}]", one) for name, one in y.items()] if isinstance(y, Mapping) else [("y", y)]
+        columns = []
+        if not isinstance(X, Mapping) and hasattr(X, "shape"):
+            if X.shape[0] != _count(y):
+                raise ValueError(f"{place}: X has {X.shape[0]} rows, and y has {_count(y)}.")
+            rows: object = X.shape[1:]
+            if hasattr(X, "iloc"):
+                rows = sorted(map(str, X.columns))
+                columns = [(f"Column {name!r} of X", X.iloc[:, k]) for k, name in enumerate(X.columns)]
+            self._rows = self._rows or (place, rows)
+            if rows != self._rows[1]:
+                raise ValueError(
+                    f"{place}: the columns of X are {rows}, and {self._rows[1]} in {self._rows[0]}. Give all "
+                    f"blocks the same columns."
+                )
+        for name, values in (*columns, *labels):
+            if (kind := _kind_of(values)) is not None:
+                known, other = self._kinds.setdefault(name, (kind, place))
+                if kind != known:
+                    raise ValueError(
+                        f"{place}: {name} holds {kind}, and {known} in {other}. Give all blocks the same type."
+                    )
+
+
+def _kind_of(values: Any) -> str | None:
+    """Return "text" or "numbers" by the type or the first value of a column; None if that does not tell."""
+    if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
+        return {"U": "text", "S": "text", "M": None, "m": None}.get(values.dtype.kind, "numbers")
+    for value in np.asarray(values, object).ravel():
+        if isinstance(value, str | Number | np.generic) and value == value:
+            return "text" if isinstance(value, str) else "numbers"
+    return None
 
 
 def with_arrays(

@@ -30,6 +30,7 @@ from .._utils.params import POSITIVE, Declaration, Instance, check_parameters, d
 from .._utils.typing import MatrixLike
 from ..callbacks.checkpoint import Checkpoint
 from ..exceptions import InvalidParameterError, warn
+from ..losses.regression import reconstructs
 from ..models import resolve_builder
 from .averaging import LocalSGD
 from .cluster import Cluster
@@ -257,6 +258,11 @@ def _require_minibatches(local: Any, validation: Any) -> None:
         )
     if local.finetune not in ("auto", None):
         raise InvalidParameterError("Fine-tuning takes all rows at once, and they are on several workers.")
+    if reconstructs(local.loss):
+        raise ValueError(
+            "loss='reconstruction' learns the rows of X in memory: fit OrtGradientRegressor to a sample, such as "
+            "X.sample(frac=0.1).compute()."
+        )
     task = local._output_task()
     if task.declared:
         raise ValueError(

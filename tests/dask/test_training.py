@@ -546,6 +546,16 @@ def test_losses_with_targets_of_their_own_are_refused(client, loss, message):
     assert vars(estimator) == before
 
 
+@pytest.mark.parametrize("y", [None, "target"])
+def test_reconstruction_is_refused_before_a_task_runs(client, y):
+    X, numbers_ = numbers()
+    estimator = regressor(loss="reconstruction")
+    before = dict(vars(estimator))
+    with pytest.raises(ValueError, match=r"learns the rows of X in memory: fit OrtGradientRegressor to a sample"):
+        estimator.fit(dd.from_pandas(frame(X, target=numbers_), 2), y)
+    assert vars(estimator) == before
+
+
 def test_dask_collection_given_to_a_local_estimator_names_the_class():
     X, y = labels()
     with pytest.raises(TypeError, match=r"onnxtrain_sklearn\.dask"):

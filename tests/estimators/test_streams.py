@@ -33,6 +33,7 @@ from tests.helpers.environment import OWN_MEMORY, available_engines, each_engine
 from tests.helpers.graphs import model
 from tests.helpers.observed import nothing_left_open, prepare_on_sample, trained_on_device
 from tests.helpers.selection import one_case
+from tests.helpers.training import quietly
 
 pa = pytest.importorskip("pyarrow")
 ds = pytest.importorskip("pyarrow.dataset")
@@ -739,3 +740,51 @@ def test_early_stopping_keeps_the_least_loss_of_a_quantile(tmp_path):
     found = mean_pinball_loss(y[450:], fitted.predict(held_out), alpha=0.1)
     scale = found / losses.min()  # the loss is in the unit of the targets as they are trained, of deviation one
     np.testing.assert_allclose(scale, y[:450].std(), rtol=1e-4)
+
+
+class UserBlocks:
+    """A source of a user: three blocks, the second of which is changed; ``buffer_rows`` holds all rows, or not."""
+
+    def __init__(self, change, buffer_rows):
+        self.buffer_rows = buffer_rows
+        rng, self.blocks = np.random.default_rng(0), []
+        for _ in range(3):
+            rows = pd.DataFrame(rng.normal(size=(60, 2)), columns=["a", "b"])
+            self.blocks.append((rows, (rows["a"] > 0).to_numpy().astype(int)))
+        self.blocks[1] = change(*self.blocks[1])
+
+    def __len__(self):
+        return len(self.blocks)
+
+    def block(self, i):
+        return self.blocks[i]
+
+
+UNLIKE = {
+    "text in a column": (lambda X, y: (X.assign(b="u"), y), "Column 'b' of X holds text, and numbers in Block 0"),
+    "text as labels": (lambda X, y: (X, y.astype(str)), "y holds text, and numbers in Block 0"),
+    "objects as labels": (lambda X, y: (X, y.astype(str).astype(object)), "y holds text, and numbers in Block 0"),
+    "a missing column": (lambda X, y: (X[["a"]], y), r"the columns of X are \['a'\], and \['a', 'b'\] in Block 0"),
+    "a row too few": (lambda X, y: (X, y[1:]), "X has 60 rows, and y has 59"),
+}
+
+
+@pytest.mark.parametrize("kind", [OrtGradientClassifier, RealMLPClassifier])
+@pytest.mark.parametrize("buffer_rows", [1000, 50])
+@pytest.mark.parametrize(("change", "message"), UNLIKE.values(), ids=UNLIKE)
+def test_blocks_of_a_user_that_are_not_alike_are_named(change, message, buffer_rows, kind):
+    estimator = kind(max_iter=1)
+    before = dict(vars(estimator))
+    with pytest.raises(ValueError, match=f"Block 1: {message}"):
+        estimator.fit(UserBlocks(change, buffer_rows))
+    assert vars(estimator) == before
+
+
+def test_blocks_of_a_user_without_values_in_a_column_are_alike():
+    def emptied(X, y):
+        return X.assign(b=pd.array([pd.NA] * len(X), dtype="string")), y
+
+    source = UserBlocks(emptied, 1000)
+    source.blocks = [(X.assign(b=X["b"] if i == 1 else np.where(X["b"] > 0, "u", None)), y)
+                     for i, (X, y) in enumerate(source.blocks)]  # fmt: skip
+    assert quietly(RealMLPClassifier(max_iter=1).fit, source).n_features_in_ == 2
