@@ -12,8 +12,8 @@ import numpy as np
 
 from .._model.links import TargetScaling
 from .._utils.typing import DType
-from .class_weight import weights_of_labels
 from .columns import COARSE, warn_of_steps
+from .row_weights import weights_of_labels
 from .statistics import Extremes, Moments
 from .targets import Targets, require_numbers_of_columns
 

@@ -35,11 +35,11 @@ from .call import Call, optional_data
 from .coefficients import coefficients_of, intercept_of, trained_estimator
 from .config import is_on
 from .describe import Description, describe
-from .features import HiddenFeatures
 from .files import export_folder, load_state, read_checkpoint, training_onnx, write_artifacts
 from .fit import ONE_OUTPUT, Preparation, initialize, train
 from .fitted_state import FittedState, Recorded, best_validation_score, fine_tuning_columns
-from .outputs import OutputTask, takes_y
+from .hidden_features import HiddenFeatures
+from .outputs import OutputSpec, takes_y
 from .parameters import CallbackSupportMixin, Parameters, require_own_names, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
@@ -462,7 +462,7 @@ class BaseOrtGradient(HiddenFeatures, GraphEstimator):
     finetune: str | FineTuner | None = "auto"  # type: ignore[misc]  # elsewhere it is fixed
 
     @abstractmethod
-    def _output_task(self) -> OutputTask:
+    def _output_spec(self) -> OutputSpec:
         """Return the task of the output, as the parameters of the estimator define it."""
 
     def fit(

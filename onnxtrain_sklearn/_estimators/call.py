@@ -92,8 +92,8 @@ def optional_data(name: str, X: Any, y: Any, sample_weight: Any, *, needs_y: boo
 
 
 @dataclass(frozen=True)
-class Examples:
-    """Rows with their targets and weights; weights are None if all are one."""
+class EncodedData:
+    """The examples of a call: inputs of the graph, encoded targets and weights; weights are None if all are one."""
 
     columns: Columns
     targets: Targets
@@ -119,7 +119,7 @@ class Split:
         self._choice, self._rng, self._given = choice, rng, given
         self._drawn: tuple[np.ndarray, np.ndarray | None] | None = None
 
-    def of(self, examples: Examples) -> tuple[np.ndarray, np.ndarray | None]:
+    def of(self, examples: EncodedData) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the training rows and the held-out rows, or None; rows of weight zero are in neither."""
         # The split is drawn on first use, because a builder that needs no split must draw its weights first: another
         # order of draws would give other numbers.
@@ -248,7 +248,7 @@ def seeded(seed: int | np.random.RandomState | None) -> np.random.RandomState:
     return generator
 
 
-def bytes_of(examples: Examples, call: Call) -> Iterable[bytes]:
+def bytes_of(examples: EncodedData, call: Call) -> Iterable[bytes]:
     """Yield bytes that identify a call: ``fit`` or ``partial_fit``, then its rows, PIECE_ROWS at a time."""
     yield str(call.one_epoch).encode()
     for name, column in examples.columns.items():

@@ -32,8 +32,8 @@ from .call import Call, optional_data
 from .config import check_partial_fit, is_on, trains_in_minibatches
 from .fit import initialize, train
 from .outputs import (
-    LabelTask,
-    OutputTask,
+    LabelOutput,
+    OutputSpec,
     known_classes,
     require_probabilities,
     weighted_targets,
@@ -318,14 +318,14 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         if hasattr(self, "_state") and self._state.graph.is_whole:
             y, sample_weight = without_missing(y, sample_weight)
         predicted = self.predict(X)  # raises if it is not fitted
-        output_task = self._output_task()
-        if output_task.label_kind != "labels" and np.ndim(y) == 2 and np.shape(y)[1] > 1:
-            unweighted = replace(output_task, class_weight=None)
+        output_spec = self._output_spec()
+        if output_spec.label_kind != "labels" and np.ndim(y) == 2 and np.shape(y)[1] > 1:
+            unweighted = replace(output_spec, class_weight=None)
             n_rows = len(predicted)
             targets, weights = weighted_targets(
                 unweighted, n_rows, y, sample_weight, self.classes_, None, at_positions=False
             )
-            return output_task.score(predicted, targets, weights)
+            return output_spec.score(predicted, targets, weights)
         if self._state.decoding.positions is None:
             y, predicted, sample_weight = rows_that_count(y, predicted, sample_weight, self.ignore_label)
         if has_one_label(self._state.decoding):
@@ -399,7 +399,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         tags.target_tags.multi_output = True
         return tags
 
-    def _output_task(self) -> OutputTask:
+    def _output_spec(self) -> OutputSpec:
         given: Any = resolve_graph_model(self.model)
         is_empty = isinstance(self.class_weight, Mapping) and not self.class_weight  # all classes weigh the same
         weights = None if is_empty else self.class_weight
@@ -408,10 +408,10 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
             from .._fitted.objective import class_weight_of  # imports a third of scikit-learn
 
             weights = class_weight_of(given.graph)
-        return LabelTask(self.loss, given.output_kind, given.class_axis, self.ignore_label, weights)
+        return LabelOutput(self.loss, given.output_kind, given.class_axis, self.ignore_label, weights)
 
 
 def _known_classes(estimator: BaseOrtGradient, classes: ArrayLike | None, earlier: Classes) -> Classes:
     is_graph = resolve_builder(estimator.model) is None and not is_estimator(bare_model(estimator.model))
-    is_soft = estimator._output_task().label_kind != "labels"
+    is_soft = estimator._output_spec().label_kind != "labels"
     return known_classes(classes, earlier, of_columns=is_graph or is_soft)

@@ -429,7 +429,7 @@ def check_partial_fit(estimator: Parameters) -> None:
         )
     if given is None and is_estimator(bare_model(estimator.model)) and hasattr(estimator, "class_weight"):
         task: Any = estimator
-        if isinstance(weights := task._output_task().class_weight, str):
+        if isinstance(weights := task._output_spec().class_weight, str):
             raise ValueError(
                 f"The fitted model weighs its classes by class_weight={weights!r}, which needs all data at once, and "
                 f"partial_fit sees a part of them. Set class_weight: a dict, such as "

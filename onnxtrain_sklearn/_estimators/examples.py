@@ -31,10 +31,10 @@ from .._utils.typing import MatrixLike
 from ..losses.regression import reconstructs
 from ..models import keywords_of, resolve_builder
 from ..models.given import bare_model
-from .call import Call, Examples
+from .call import Call, EncodedData
 from .fitted_state import Columns, FittedState
 from .outputs import (
-    OutputTask,
+    OutputSpec,
     is_own_loss,
     require_known_labels,
     require_one_label,
@@ -47,9 +47,9 @@ from .parameters import Parameters
 
 def training_examples(
     estimator: Any, call: Call, graph: TrainableModel | None, fitted: FittedModel | None, resumed: FittedState | None
-) -> Examples:
+) -> EncodedData:
     """Return the examples of a call; ``graph`` is None if a builder builds it after the data are read."""
-    output_task: OutputTask = estimator._output_task()
+    output_spec: OutputSpec = estimator._output_spec()
     if graph is not None and graph.takes_examples:
         require_targets_of_one_shape(call.y)
     specs: Specs = None if graph is None else graph.inputs_of_X
@@ -70,17 +70,17 @@ def training_examples(
     if fitted is None:
         known = call.classes
     else:
-        known = fitted.known_classes(call.classes, call.y if output_task.label_kind == "labels" else None)
+        known = fitted.known_classes(call.classes, call.y if output_spec.label_kind == "labels" else None)
     if known is None and call.stream is not None and not call.one_epoch:
         known = call.stream.classes  # call.y is a sample, which may lack some classes
     # Does y have a label for each position of a row? An earlier call or a fitted model decides; else y and the graph.
-    at_positions = resumed is None and fitted is None and takes_positions(output_task, graph, call.y)
+    at_positions = resumed is None and fitted is None and takes_positions(output_spec, graph, call.y)
     require_one_label(at_positions=at_positions and call.stream is not None)
     if call.one_epoch and resumed is None:
-        require_known_labels(output_task, call.y, known, at_positions=at_positions)
+        require_known_labels(output_spec, call.y, known, at_positions=at_positions)
     decoding, known = (None, known) if resumed is None else (resumed.decoding, resumed.decoding.classes)
     if reconstructs(estimator.loss):
-        if output_task.classifies:
+        if output_spec.classifies:
             raise ValueError("loss='reconstruction' learns the numbers of X, not labels: take OrtGradientRegressor.")
         call = replace(call, y=rows_as_targets(columns))
     n_rows = _count_of_rows(columns, specs, call.y)
@@ -89,7 +89,7 @@ def training_examples(
         columns = {**columns, **own_targets(graph, call.y, call.sample_weight, n_rows, resumed)}
         call = replace(call, y=None)
     found = weighted_targets(
-        output_task,
+        output_spec,
         n_rows,
         call.y,
         call.sample_weight,
@@ -98,12 +98,12 @@ def training_examples(
         at_positions=at_positions,
         allow_missing=call.stream is None,
     )
-    return Examples(columns, *found)
+    return EncodedData(columns, *found)
 
 
 def validation_examples(
     estimator: Any, state: FittedState, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None
-) -> Examples:
+) -> EncodedData:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.graph.inputs_of_X, state.fitted, reset=False)
     columns = columns if state.fitted is None else encoded_inputs(columns, state.fitted, state.graph.inputs_of_X)
@@ -116,7 +116,7 @@ def validation_examples(
         columns = {**columns, **own_targets(state.graph, y, sample_weight, n_rows, state)}
         targets = None
     found = weighted_targets(
-        estimator._output_task(),
+        estimator._output_spec(),
         n_rows,
         targets,
         sample_weight,
@@ -126,7 +126,7 @@ def validation_examples(
         allow_missing=True,
     )
     require_rows_of_output(state, columns, n_rows)
-    return Examples(columns, *found)
+    return EncodedData(columns, *found)
 
 
 def rows_as_targets(columns: InputColumns) -> np.ndarray:
@@ -185,7 +185,7 @@ def _count_of_rows(columns: InputColumns, specs: Specs, y: ArrayLike) -> int:
 
 def batches_for(
     state: FittedState,
-    examples: Examples,
+    examples: EncodedData,
     rows: np.ndarray,
     size: int,
     *,
@@ -217,7 +217,7 @@ def batches_for(
     )
 
 
-def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputData]:
+def trained_columns(state: FittedState, examples: EncodedData) -> dict[str, InputData]:
     """Return the columns that the training step reads: the inputs of the graph, and the target.
 
     The targets of ``examples`` must be scaled already (:func:`scaled`).
@@ -230,7 +230,7 @@ def trained_columns(state: FittedState, examples: Examples) -> dict[str, InputDa
     return {**columns, TARGET: InputData(examples.targets.with_shares(values), dtype)}
 
 
-def scaled(examples: Examples, scale: TargetScale | None) -> Examples:
+def scaled(examples: EncodedData, scale: TargetScale | None) -> EncodedData:
     """Return the examples with scaled targets. X is scaled by the graph: ``graph_plan.scale_for``."""
     if scale is None:
         return examples

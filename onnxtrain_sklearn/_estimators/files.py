@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from .._data.class_weight import weights_of_classes
+from .._data.row_weights import weights_of_classes
 from .._export.exported import AVERAGE, PARAMETERS, STATISTICS, STEP, ExportedOutput, ExportedTraining
 from .._export.folder import read_folder, training_folder, write_folder
 from .._export.graphs import require_known_form
@@ -55,7 +55,7 @@ from .call import Call
 from .config import TrainingConfig
 from .fit import prepare
 from .fitted_state import FittedState
-from .outputs import OutputTask, loss_of
+from .outputs import OutputSpec, loss_of
 from .training_state import constants_of, require_same_constants
 
 SCHEDULE_PARAMETERS = ("learning_rate", "weight_decay_schedule", "dropout_schedule")
@@ -96,7 +96,7 @@ def exported_training(
     if state.decoding.soft:
         raise ModelError("Training graphs take one label a row, not soft labels: train with them in Python.")
     loss: Loss | TotalLoss = (
-        loss_of(estimator._output_task(), state.fitted, state.graph)
+        loss_of(estimator._output_spec(), state.fitted, state.graph)
         if not outputs
         else TotalLoss(tuple(one.loss for one in outputs), has_factors=True)
     )
@@ -130,8 +130,8 @@ def exported_training(
             f"for this output would affect its loss: train in Python, or set a loss that treats rows separately."
         )
     minibatches = _separate_minibatches(parts, config.loop.accumulate)
-    ignored = None if state.decoding.positions is None or outputs else estimator._output_task().ignore_label
-    weights = None if outputs else exported_class_weights(estimator._output_task(), state.decoding, state.balanced)
+    ignored = None if state.decoding.positions is None or outputs else estimator._output_spec().ignore_label
+    weights = None if outputs else exported_class_weights(estimator._output_spec(), state.decoding, state.balanced)
     table = None if state.fitted is None else state.fitted.parts
     front = None if table is None else encoding_graph(table)
     return ExportedTraining(parts, state.decoding, facts, weights, ignored, target, outputs, front, minibatches)
@@ -155,10 +155,10 @@ def _separate_minibatches(parts: StepParts, accumulate: int) -> int:
 
 
 def exported_class_weights(
-    output_task: OutputTask, decoding: Decoding, balanced: tuple[float, ...] | None
+    output_spec: OutputSpec, decoding: Decoding, balanced: tuple[float, ...] | None
 ) -> tuple[float, ...] | None:
     """Return the class weights for the graphs to multiply in; None if the loss holds them, or if there are none."""
-    given, classes = output_task.class_weight, decoding.classes
+    given, classes = output_spec.class_weight, decoding.classes
     if given is None or decoding.positions is not None:
         return None
     if decoding.task not in ("binary", "multiclass") or isinstance(classes, list):
@@ -425,7 +425,7 @@ def write_artifacts(estimator: Any, state: FittedState, folder: str | os.PathLik
         raise ModelError(
             "The files for devices take one label a row, or indicators: no soft labels, no scores of pairs of classes."
         )
-    loss = loss_of(estimator._output_task(), state.fitted, state.graph)
+    loss = loss_of(estimator._output_spec(), state.fitted, state.graph)
     names = {value.name for value in state.trained_form.model.graph.initializers.values()}
     generate_artifacts(
         require_whole(to_proto(_with_loss(state, loss)), "A file for devices"),

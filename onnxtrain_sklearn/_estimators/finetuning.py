@@ -46,7 +46,7 @@ from ..exceptions import ModelError, instead_of, warn
 from ..finetuning import FineTuner
 from ..models import resolve_builder
 from ..models.given import bare_model, resolve_graph_model
-from .call import Call, Examples, FitContext
+from .call import Call, EncodedData, FitContext
 from .examples import batches_for, validation_examples
 from .fitted_state import Columns, FittedState, sparse_inputs
 from .parameters import Parameters
@@ -167,7 +167,7 @@ def transformer_names(estimator: Parameters, graph: TrainableModel, fitted: Fitt
     }
 
 
-def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: FineTuner | None) -> Examples | None:
+def old_examples(estimator: Parameters, state: FittedState, call: Call, tuner: FineTuner | None) -> EncodedData | None:
     """Return the old rows of a call, checked like the training examples; None if it has none."""
     if call.old_rows is None:
         return None
@@ -187,9 +187,9 @@ def tuning_trainer(
     context: FitContext,
     state: FittedState,
     settings: StepSettings,
-    examples: Examples,
+    examples: EncodedData,
     rows: np.ndarray,
-    old_rows: Examples | None,
+    old_rows: EncodedData | None,
     batches: ArrayBatches,
     validate: Callable[[], float] | None,
 ) -> Trainer:
@@ -289,7 +289,9 @@ def inner_value(graph: ir.Graph, scores: str, trained: Collection[str]) -> str |
 # larger than any value that the model was trained on, and its weights, which are nearly untrained, dominate the scores.
 
 
-def damping_of(state: FittedState, examples: Examples, rows: np.ndarray, scalers: Collection[str]) -> np.ndarray | None:
+def damping_of(
+    state: FittedState, examples: EncodedData, rows: np.ndarray, scalers: Collection[str]
+) -> np.ndarray | None:
     """Return the divisor of each trained weight: 1, or more for columns out of range; None if no column is.
 
     ``scalers`` names the parameters of the transformers.
@@ -323,7 +325,7 @@ def _scaled_layers(
             yield values.name or "", weight.name or "", bool(node.attributes.get_int("transB", 0))
 
 
-def _sizes(state: FittedState, examples: Examples, rows: np.ndarray, values: str) -> np.ndarray | None:
+def _sizes(state: FittedState, examples: EncodedData, rows: np.ndarray, values: str) -> np.ndarray | None:
     """Return the root mean square of each column of the tensor ``values``; None if it would make sparse rows dense."""
     model, _ = graph_of_features(state.graph.model, values)
     weights = None if examples.weights is None else examples.weights[rows]

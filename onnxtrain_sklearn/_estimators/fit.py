@@ -44,7 +44,7 @@ from .._utils.errors import refusing
 from ..callbacks.base import State
 from ..exceptions import DivergenceError, ModelError, warn
 from ..losses.regression import reconstructs
-from .call import Call, Examples, FitContext, Split, bytes_of, generator_of
+from .call import Call, EncodedData, FitContext, Split, bytes_of, generator_of
 from .callbacks import ActiveTraining, CallbackWatcher, HookValues, hooks_of, train_watched
 from .config import TrainingConfig, default_alpha, factor_for_tails
 from .describe import announce
@@ -153,11 +153,11 @@ class Preparation(NamedTuple):
     """
 
     graph_plan: Callable[[Any, FittedState | None, Any], GraphPlan]
-    examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], Examples]
-    decoding: Callable[[FitContext, TrainableModel, Examples], DecodedGraph]
-    complete_state: Callable[[FitContext, FittedState, DecodedGraph, Examples], Sequence[np.ndarray]]
+    examples: Callable[[Any, Call, TrainableModel | None, FittedModel | None, FittedState | None], EncodedData]
+    decoding: Callable[[FitContext, TrainableModel, EncodedData], DecodedGraph]
+    complete_state: Callable[[FitContext, FittedState, DecodedGraph, EncodedData], Sequence[np.ndarray]]
     validation: Callable[
-        [FitContext, FittedState, StepSettings, Examples], tuple[ScoredRows | None, Callable[[], float] | None]
+        [FitContext, FittedState, StepSettings, EncodedData], tuple[ScoredRows | None, Callable[[], float] | None]
     ]
     exported: Callable[[Any, FittedState], tuple[ExportedOutput, ...]]
     stream: Callable[[Any], Callable[..., Stream]]
@@ -170,7 +170,7 @@ ONE_OUTPUT = Preparation(
     complete_state,
     validation,
     exported=lambda estimator, state: (),
-    stream=lambda estimator: partial(Stream, output_task=estimator._output_task()),
+    stream=lambda estimator: partial(Stream, output_spec=estimator._output_spec()),
 )
 
 
@@ -343,7 +343,7 @@ def _whole_call(estimator: Any, call: Call) -> Call:
     return replace(call, y=y, sample_weight=sample_weight, validation=validation)
 
 
-def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: Examples, split: Split) -> float:
+def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: EncodedData, split: Split) -> float:
     """Return the value of ``alpha="auto"``: 0 with several outputs, and in ``partial_fit``, where rows may follow."""
     if call.one_epoch or isinstance(examples.targets, SeveralTargets):
         return 0.0
@@ -369,7 +369,7 @@ def trainer_for(
     context: FitContext,
     state: FittedState,
     settings: StepSettings,
-    examples: Examples,
+    examples: EncodedData,
     scored: ScoredRows | None,
     validate: Callable[[], float] | None,
 ) -> Trainer:

@@ -52,7 +52,7 @@ from ..models import MLP, MODELS, Builder, GraphModel, RealMLP, keywords_of, res
 from ..models.base import BY_CHANNEL, BY_COLUMN, Draft, makes_drafts
 from ..models.given import resolve_graph_model
 from ..models.layers import signs_of_columns
-from .call import Call, Examples, Split
+from .call import Call, EncodedData, Split
 from .config import TrainingConfig, require_own_kind
 from .examples import graph_inputs, scaled
 from .fitted_state import FittedState
@@ -175,8 +175,8 @@ class GraphPlan:
         self.target_scale = scale
 
     def complete(
-        self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
-    ) -> tuple[TrainableModel, Examples]:
+        self, config: TrainingConfig, call: Call, examples: EncodedData, split: Split, rng: np.random.RandomState
+    ) -> tuple[TrainableModel, EncodedData]:
         """Return the graph for the data, and the examples with X as its inputs."""
         assert self.known is not None
         return self.known, examples
@@ -272,8 +272,8 @@ class GraphWithNewHead(GraphPlan):
         self.transforming_model = fitted
 
     def complete(
-        self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
-    ) -> tuple[TrainableModel, Examples]:
+        self, config: TrainingConfig, call: Call, examples: EncodedData, split: Split, rng: np.random.RandomState
+    ) -> tuple[TrainableModel, EncodedData]:
         """Return the graph with a head for the targets."""
         body = self.known
         assert body is not None
@@ -302,8 +302,8 @@ class BuiltGraph(GraphPlan):
         self._estimator = estimator
 
     def complete(
-        self, config: TrainingConfig, call: Call, examples: Examples, split: Split, rng: np.random.RandomState
-    ) -> tuple[TrainableModel, Examples]:
+        self, config: TrainingConfig, call: Call, examples: EncodedData, split: Split, rng: np.random.RandomState
+    ) -> tuple[TrainableModel, EncodedData]:
         """Return the graph for the data, and the examples with X as its input."""
         builder, estimator, targets = config.builder, self._estimator, examples.targets
         start = None
@@ -354,7 +354,7 @@ def _with_first_scores(graph: TrainableModel, start: np.ndarray) -> TrainableMod
     return graph.with_weights({bias: values})
 
 
-def _with_signs_of_columns(builder: Builder, estimator: Any, examples: Examples) -> Builder:
+def _with_signs_of_columns(builder: Builder, estimator: Any, examples: EncodedData) -> Builder:
     """Return a builder whose ``monotonic_cst`` has a sign for each column; raise ValueError for unsuitable targets."""
     if not isinstance(builder, MLP | RealMLP) or builder.monotonic_cst is None:
         return builder
@@ -375,7 +375,7 @@ def _with_signs_of_columns(builder: Builder, estimator: Any, examples: Examples)
 
 def built_graph(
     builder: Builder,
-    examples: Examples,
+    examples: EncodedData,
     n_scores: int,
     training_rows: np.ndarray | None,
     rng: np.random.RandomState,
@@ -490,7 +490,7 @@ class InputScale:
     divisor: np.ndarray
 
 
-def scale_for(builder: Builder, examples: Examples, training_rows: np.ndarray) -> InputScale | None:
+def scale_for(builder: Builder, examples: EncodedData, training_rows: np.ndarray) -> InputScale | None:
     """Return the scale that the graph of a builder applies to X; None if no column of the training rows is large."""
     # Sample rows that are evenly spaced and in order, because they may be read from a file.
     (column,) = examples.columns.values()

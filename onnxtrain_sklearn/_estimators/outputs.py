@@ -1,6 +1,6 @@
-"""Choose how an output is trained and decoded: its task (:class:`OutputTask`), its targets and its ``Decoding``.
+"""Choose how an output is trained and decoded: its :class:`OutputSpec`, its targets and its ``Decoding``.
 
-An ``output_task`` holds the parameters for one output: whether it predicts labels or numbers, how ``y`` is encoded, and
+It holds the parameters for one output: whether it predicts labels or numbers, how ``y`` is encoded, and
 how predictions are scored. If several outputs are trained, each has one. The loss, the targets and the number of scores
 then determine the decoding, which turns scores into predictions: ``task`` (a word such as "multiclass"), link and
 labels. A given graph is run first, to learn whether its output holds scores, probabilities or logarithms.
@@ -19,7 +19,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike
 
-from .._data.class_weight import (
+from .._data.declared_targets import declared_targets
+from .._data.held_out import accuracy, r2_in_part, r2_of_rows
+from .._data.row_weights import (
     given_weights,
     row_weights,
     weighted_positions,
@@ -28,8 +30,6 @@ from .._data.class_weight import (
     weights_of_labels,
     weights_of_masked,
 )
-from .._data.declared_targets import declared_targets
-from .._data.held_out import accuracy, r2_in_part, r2_of_rows
 from .._data.targets import (
     Classes,
     Targets,
@@ -76,7 +76,7 @@ from ..exceptions import ModelError, warn
 from ..losses import LOSSES, DistributionLoss, Loss, Quantiles, resolve_loss
 from ..losses.base import LabelKind, LossOfRows
 from ..losses.regression import reconstructs
-from .call import Examples, FitContext
+from .call import EncodedData, FitContext
 from .fitted_state import Columns, FittedState
 from .parameters import Parameters
 
@@ -85,8 +85,8 @@ IGNORED_BY_DEFAULT = -100
 
 
 @dataclass(frozen=True, eq=False)
-class OutputTask(ABC):
-    """The task of one output: labels or numbers, their encoding, and their score.
+class OutputSpec(ABC):
+    """The parameters of one output, which predicts labels or numbers: they encode its targets and score it.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class OutputTask(ABC):
     class_axis : int or str
     ignore_label : int, float, str or None
     class_weight : dict, list of dicts, "balanced" or None
-        ``class_axis``, ``ignore_label`` and ``class_weight`` are for labels; :class:`NumberTask` keeps the defaults.
+        ``class_axis``, ``ignore_label`` and ``class_weight`` are for labels; :class:`NumberOutput` keeps the defaults.
     """
 
     loss: Any
@@ -130,8 +130,8 @@ class OutputTask(ABC):
         """Return the score of predictions for validation rows."""
 
 
-class LabelTask(OutputTask):
-    """The task of an output that predicts labels: one per row, several per row, or one for each position of a row."""
+class LabelOutput(OutputSpec):
+    """An output that predicts labels: one per row, several per row, or one for each position of a row."""
 
     classifies = True
     default_loss = "log_loss"
@@ -171,8 +171,8 @@ class LabelTask(OutputTask):
         return accuracy(truth.astype(predicted.dtype), predicted, weights)
 
 
-class NumberTask(OutputTask):
-    """The task of an output that predicts numbers: one per row, several per row, or rows of several axes."""
+class NumberOutput(OutputSpec):
+    """An output that predicts numbers: one per row, several per row, or rows of several axes."""
 
     classifies = False
     default_loss = "squared_error"
@@ -281,7 +281,7 @@ def takes_negative_numbers(loss: object) -> bool:
 
 
 def weighted_targets(
-    output_task: OutputTask,
+    output_spec: OutputSpec,
     n_rows: int,
     y: ArrayLike,
     sample_weight: ArrayLike | None,
@@ -296,31 +296,31 @@ def weighted_targets(
     Targets must match ``decoding``, the decoding of the first call; it is None in the first call itself.
     ``allow_missing`` admits missing numbers in rows of several.
     """
-    declared = output_task.declared
+    declared = output_spec.declared
     if declared is not None:
-        name = output_task.loss if isinstance(output_task.loss, str) else type(output_task.loss).__name__
-        if output_task.classifies:
+        name = output_spec.loss if isinstance(output_spec.loss, str) else type(output_spec.loss).__name__
+        if output_spec.classifies:
             raise ValueError(f"loss={name} takes targets of its own, not labels: train it by OrtGradientRegressor.")
         targets = declared_targets(y, declared, n_rows, None if decoding is None else decoding.declared, name)
-        return targets, row_weights(sample_weight, targets, output_task.class_weight)
+        return targets, row_weights(sample_weight, targets, output_spec.class_weight)
     if decoding is not None and decoding.declared is not None:
         raise ValueError("Training began with a loss that takes targets of its own: take it again, or fit anew.")
-    kind = output_task.label_kind
+    kind = output_spec.label_kind
     if kind != "labels":
         targets, sums = soft_targets(y, classes, kind)
         _require_rows(n_rows, targets)
         counts = sums if kind == "counts" else None
-        return weighted_shares(targets, counts, sample_weight, output_task.class_weight)
+        return weighted_shares(targets, counts, sample_weight, output_spec.class_weight)
     has_positions = at_positions or (decoding is not None and decoding.positions is not None)
     if has_positions:
-        targets = position_targets(y, classes, output_task.ignore_label)
-    elif allow_missing and not output_task.classifies:
+        targets = position_targets(y, classes, output_spec.ignore_label)
+    elif allow_missing and not output_spec.classifies:
         targets = regression_targets(y, allow_nd=True, allow_missing=True)
     else:
-        targets = output_task.encode(y, classes)
+        targets = output_spec.encode(y, classes)
     _require_rows(n_rows, targets)
     if has_positions:
-        return weighted_positions(targets, sample_weight, output_task.class_weight)
+        return weighted_positions(targets, sample_weight, output_spec.class_weight)
     given = targets
     if weighs_labels(sample_weight):
         targets, sample_weight = weigh_labels(targets, sample_weight)
@@ -338,8 +338,8 @@ def weighted_targets(
         expected = "indicators of several labels a row" if decoding.task == "multilabel" else "one label a row"
         raise ValueError(f"y does not hold {expected}, as it did when training began.")
     if targets.label_mask is not None:
-        return targets, weights_of_masked(targets, sample_weight, output_task.class_weight)
-    return targets, row_weights(sample_weight, targets, output_task.class_weight)
+        return targets, weights_of_masked(targets, sample_weight, output_spec.class_weight)
+    return targets, row_weights(sample_weight, targets, output_spec.class_weight)
 
 
 def _require_rows(n_rows: int, targets: Targets) -> None:
@@ -365,28 +365,28 @@ def known_classes(classes: Any, earlier: Classes, *, of_columns: bool) -> Classe
     return found if earlier is None else earlier
 
 
-def require_known_labels(output_task: OutputTask, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
+def require_known_labels(output_spec: OutputSpec, y: ArrayLike, classes: Classes, *, at_positions: bool) -> None:
     """Raise in the first ``partial_fit`` unless all labels are known, because later calls may bring other labels.
 
     They are known from ``classes``, or from the columns of ``y`` if it holds indicators or soft labels.
     """
-    if output_task.label_kind != "labels":
+    if output_spec.label_kind != "labels":
         return
-    found = None if at_positions else masked_labels(y, output_task.ignore_label)
+    found = None if at_positions else masked_labels(y, output_spec.ignore_label)
     if found is not None and classes is None and found[1].any():
         y = filled_labels(*found, None) if found[0].ndim == 2 else found[0][found[1]]
-    require_labels(y, classes, classifies=output_task.classifies, at_positions=at_positions)
+    require_labels(y, classes, classifies=output_spec.classifies, at_positions=at_positions)
 
 
 def balanced_class_weights(
-    output_task: OutputTask, sample_weight: ArrayLike | None, targets: Targets
+    output_spec: OutputSpec, sample_weight: ArrayLike | None, targets: Targets
 ) -> tuple[float, ...] | None:
     """Return the weight of each class that ``class_weight="balanced"`` computes from the targets.
 
     None for another ``class_weight``, or if rows have several labels.
     """
     one_label = isinstance(targets.classes, np.ndarray) and targets.values.ndim == 1
-    if output_task.class_weight != "balanced" or not one_label:
+    if output_spec.class_weight != "balanced" or not one_label:
         return None
     weights = checked_weights(sample_weight, len(targets.values)) * (
         1.0 if targets.label_mask is None else targets.label_mask
@@ -397,22 +397,22 @@ def balanced_class_weights(
 # Rows with a label for each position: recognize them in ``y``, and find the axis of the scores that holds the classes.
 
 
-def takes_positions(output_task: OutputTask, graph: TrainableModel | None, y: ArrayLike) -> bool:
+def takes_positions(output_spec: OutputSpec, graph: TrainableModel | None, y: ArrayLike) -> bool:
     """Return True if ``y`` has a label for each position of a row.
 
     It has if ``class_axis`` is set, or if ``y`` has more than two axes. The columns of a matrix ``y`` are positions or
     several labels of a row, depending on the axes of the scores.
     """
-    if not output_task.classifies or sp.issparse(y):
+    if not output_spec.classifies or sp.issparse(y):
         return False
-    if output_task.label_kind != "labels":
-        if output_task.class_axis != "auto":
+    if output_spec.label_kind != "labels":
+        if output_spec.class_axis != "auto":
             raise ValueError(
-                f"class_axis={output_task.class_axis} is for labels at positions, and the loss takes "
-                f"{output_task.label_kind} of one label a row."
+                f"class_axis={output_spec.class_axis} is for labels at positions, and the loss takes "
+                f"{output_spec.label_kind} of one label a row."
             )
         return False
-    if output_task.class_axis != "auto":
+    if output_spec.class_axis != "auto":
         return True
     if isinstance(y, list | tuple) and (not y or isinstance(y[0], str | bytes | int | float)):
         return False  # a plain list has one axis; np.asarray would copy it
@@ -531,20 +531,20 @@ class DecodedOutput(NamedTuple):
     reference: ReferenceOutput | None
 
 
-def choose_decoding(context: FitContext, graph: TrainableModel, examples: Examples) -> DecodedGraph:
+def choose_decoding(context: FitContext, graph: TrainableModel, examples: EncodedData) -> DecodedGraph:
     """Return the decoding of the graph's output for the loss and the targets, with the settings of the step."""
     config, resumed, fitted = context.config, context.resumed, context.fitted
-    output_task: OutputTask = context.estimator._output_task()
+    output_spec: OutputSpec = context.estimator._output_spec()
     has_known_scores = graph.members is not None or bool(context.head_names)
-    if has_known_scores and output_task.output_kind not in ("auto", "scores"):
+    if has_known_scores and output_spec.output_kind not in ("auto", "scores"):
         raise ValueError(
-            f"output_kind={output_task.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
+            f"output_kind={output_spec.output_kind!r}: the graph of an ensemble (n_members), or with a new head, gives "
             f"scores. Set 'auto'."
         )
-    loss = loss_of(output_task, fitted, graph)
+    loss = loss_of(output_spec, fitted, graph)
     runs = resumed is None and fitted is None and not has_known_scores
     chosen = choose_output(
-        output_task,
+        output_spec,
         loss,
         graph,
         examples.targets,
@@ -561,7 +561,7 @@ def choose_decoding(context: FitContext, graph: TrainableModel, examples: Exampl
 
 
 def choose_output(
-    output_task: OutputTask,
+    output_spec: OutputSpec,
     loss: Loss,
     graph: TrainableModel,
     targets: Targets,
@@ -580,11 +580,11 @@ def choose_output(
     loss.check_targets(targets.content)
     reference = None if given is None else reference_output(given, graph, columns, device, len(targets.values))
     if targets.declared is not None:
-        return _output_of_declared(output_task, loss, graph, targets, columns, device, reference)
+        return _output_of_declared(output_spec, loss, graph, targets, columns, device, reference)
     if earlier is not None:
         positions = earlier.positions
     else:
-        positions = positions_of(reference, graph, targets, output_task.class_axis) if targets.has_positions else None
+        positions = positions_of(reference, graph, targets, output_spec.class_axis) if targets.has_positions else None
     if reference is not None:
         if positions is not None:
             reference = reference.at(positions)
@@ -595,7 +595,7 @@ def choose_output(
                 require_column_shape(reference.row_shape, reference.name)
         else:
             require_column_shape(reference.row_shape, reference.name)
-        kind, classifies = output_task.output_kind, output_task.classifies
+        kind, classifies = output_spec.output_kind, output_spec.classifies
         if not classifies and scores_for(loss, targets) != targets.n_scores:
             kind = "scores"  # only some of these scores are predictions
         graph, n_scores = resolve_output_kind(graph, reference, kind, classifies=classifies)
@@ -609,7 +609,7 @@ def choose_output(
 
 
 def _output_of_declared(
-    output_task: OutputTask,
+    output_spec: OutputSpec,
     loss: Loss,
     graph: TrainableModel,
     targets: Targets,
@@ -631,7 +631,7 @@ def _output_of_declared(
         raise ModelError("The graph votes for pairs of classes; a loss with targets of its own takes scores.")
     link = loss.link("regression")
     if reference is not None:
-        graph, _ = resolve_output_kind(graph, reference, output_task.output_kind, classifies=False)
+        graph, _ = resolve_output_kind(graph, reference, output_spec.output_kind, classifies=False)
         row = reference.row_shape
     else:
         row = score_row(graph, columns, device)
@@ -665,12 +665,12 @@ def scores_for(loss: Loss, targets: Targets) -> int:
     return found
 
 
-def loss_of(output_task: OutputTask, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
+def loss_of(output_spec: OutputSpec, fitted: FittedModel | None, graph: TrainableModel) -> Loss:
     """Return the loss of an output. For a fitted model, the default is the loss that this model minimizes."""
     if graph.own_loss is not None:
         return LossOfRows()
-    follows = isinstance(output_task.loss, str) and output_task.loss == output_task.default_loss
-    return resolve_loss(fitted.loss if follows and fitted is not None else output_task.loss, graph.joined)
+    follows = isinstance(output_spec.loss, str) and output_spec.loss == output_spec.default_loss
+    return resolve_loss(fitted.loss if follows and fitted is not None else output_spec.loss, graph.joined)
 
 
 def score_row(graph: TrainableModel, columns: Columns, device: Device) -> tuple[int, ...]:

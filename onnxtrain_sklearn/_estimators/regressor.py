@@ -28,7 +28,7 @@ from .config import check_partial_fit, trains_in_minibatches
 from .distributions import PredictsDistributions
 from .examples import graph_inputs, rows_as_targets
 from .fit import train
-from .outputs import NumberTask, OutputTask, takes_negative_numbers
+from .outputs import NumberOutput, OutputSpec, takes_negative_numbers
 from .parameters import REGRESSOR, attributes, naming_places
 from .predict import numbers_in_rows, predicted_with_further
 from .scoring import loss_of_declared
@@ -192,9 +192,9 @@ class OrtGradientRegressor(PredictsDistributions, MultiOutputMixin, RegressorMix
             tags.input_tags.sparse = False
         return tags
 
-    def _output_task(self) -> OutputTask:
+    def _output_spec(self) -> OutputSpec:
         given: Any = resolve_graph_model(self.model)
-        return NumberTask(self.loss, given.output_kind)
+        return NumberOutput(self.loss, given.output_kind)
 
     def _decoding_settings(self) -> dict[str, Any]:
         return {"clips": bool(self.clip_predictions)}

@@ -13,8 +13,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from .._data.class_weight import given_weights, weights_of_labels
 from .._data.held_out import log_loss_of_labels, naming_validation_data, require_scorable, squared_error_of_labels
+from .._data.row_weights import given_weights, weights_of_labels
 from .._data.targets import (
     IGNORED,
     SeveralTargets,
@@ -37,7 +37,7 @@ from ..callbacks.base import Part
 from ..exceptions import InvalidParameterError, ModelError, nearest
 from ..losses import Loss
 from ..losses.regression import reconstructs
-from .call import Call, Examples, FitContext
+from .call import Call, EncodedData, FitContext
 from .config import TrainingConfig
 from .examples import scaled_values, validation_examples
 from .fitted_state import Columns, FittedState
@@ -377,7 +377,7 @@ class ScoredRows:
 
 
 def validation(
-    context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
+    context: FitContext, state: FittedState, settings: StepSettings, examples: EncodedData
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the validation rows, and a function that scores the current parameters on them; None without such rows."""
     estimator = context.estimator
@@ -418,7 +418,7 @@ def validation(
     if estimator.scoring is not None and not is_accuracy:
         return scored, score_by(estimator, estimator.scoring, state, scored)
     with_scores = watches_loss(context, state, settings)
-    return scored, DefaultScore(estimator._output_task().score, state, scored, with_scores=with_scores)
+    return scored, DefaultScore(estimator._output_spec().score, state, scored, with_scores=with_scores)
 
 
 def _score_of_declared(
@@ -435,7 +435,7 @@ def loss_of_declared(estimator: Any, X: MatrixLike, y: Any, sample_weight: Any) 
     """Return the mean loss of a fitted estimator whose loss declares its targets."""
     state: FittedState = estimator._state
     examples = validation_examples(estimator, state, X, y, sample_weight)
-    loss = loss_of(estimator._output_task(), state.fitted, state.graph)
+    loss = loss_of(estimator._output_spec(), state.fitted, state.graph)
     decoding = state.decoding
     if decoding.declared is not None and state.graph.own_loss is None:  # the sizes of X may differ from the last call's
         row = score_row(state.graph, examples.columns, state.device)
@@ -454,7 +454,7 @@ def _check_declared(decoding: Decoding, loss: Loss | TotalLoss, targets: Targets
         loss.check_scores(decoding.declared.score_row, targets.content)
 
 
-def scored_rows(state: FittedState, examples: Examples, rows: np.ndarray, call: Call) -> ScoredRows:
+def scored_rows(state: FittedState, examples: EncodedData, rows: np.ndarray, call: Call) -> ScoredRows:
     """Return the rows with the indices ``rows`` of the call's training data, to be scored during training."""
     X, y = call.X, call.y
     if len(rows) == len(examples):
@@ -468,7 +468,7 @@ def _rows_of_data(state: FittedState, X: Any, rows: np.ndarray) -> Any:
 
 
 def rows_to_score(
-    state: FittedState, examples: Examples, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]
+    state: FittedState, examples: EncodedData, rows: np.ndarray, given: Callable[[], tuple[Any, Any]]
 ) -> ScoredRows:
     """Return the rows with the indices ``rows`` of ``examples``, to be scored; ``given`` returns the user's X and y."""
     targets = examples.targets.take(rows)

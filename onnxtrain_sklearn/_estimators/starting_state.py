@@ -49,14 +49,16 @@ from ..losses import Loss
 from ..models.given import bare_model
 from ..optimizers import LBFGS
 from .adaptation import adapted
-from .call import Examples, FitContext
+from .call import EncodedData, FitContext
 from .examples import graph_inputs, predictions_on, require_no_nan, require_rows_of_output, scaled_values
 from .finetuning import tuned_names
 from .fitted_state import Columns, FittedState, LiveSessions, Start, in_trained_form, sparse_inputs
-from .outputs import DecodedGraph, OutputTask, balanced_class_weights
+from .outputs import DecodedGraph, OutputSpec, balanced_class_weights
 
 
-def starting_state(context: FitContext, chosen: DecodedGraph, examples: Examples) -> tuple[FittedState, StepSettings]:
+def starting_state(
+    context: FitContext, chosen: DecodedGraph, examples: EncodedData
+) -> tuple[FittedState, StepSettings]:
     """Return the state, new or the resumed one with the current parameters, and the settings of its step."""
     estimator, config, resumed, tuner = context.estimator, context.config, context.resumed, context.tuner
     graph, columns = chosen.graph, examples.columns
@@ -166,7 +168,7 @@ def _divided(
 
 
 def complete_state(
-    context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
+    context: FitContext, state: FittedState, chosen: DecodedGraph, examples: EncodedData
 ) -> Sequence[np.ndarray]:
     """Complete a state before the first step, and check it: raise if its predictions differ from the given model's.
 
@@ -174,8 +176,8 @@ def complete_state(
     data that the model cannot take. Return the scores of a given graph for some rows, for :func:`compare_training`;
     empty for other models.
     """
-    output_task: OutputTask = context.estimator._output_task()
-    state.balanced = balanced_class_weights(output_task, context.call.sample_weight, examples.targets)
+    output_spec: OutputSpec = context.estimator._output_spec()
+    state.balanced = balanced_class_weights(output_spec, context.call.sample_weight, examples.targets)
     if state.balanced is not None and context.call.stream is not None:
         by_label = context.call.stream.class_weight("balanced")
         state.balanced = tuple(by_label.get(label, 1.0) for label in np.asarray(state.decoding.classes).tolist())
@@ -277,7 +279,7 @@ _compared_programs: WeakKeyDictionary[PassProgram, FileComparison] = WeakKeyDict
 def compare_training(
     state: FittedState,
     settings: StepSettings,
-    examples: Examples,
+    examples: EncodedData,
     references: Sequence[ReferenceOutput | None],
     scores: Scores,
     trainer: Trainer,
@@ -311,7 +313,7 @@ def compare_training(
 def _compared(
     state: FittedState,
     settings: StepSettings,
-    examples: Examples,
+    examples: EncodedData,
     reference: ReferenceOutput,
     scores: Scores,
     trainer: Trainer,
@@ -400,7 +402,7 @@ def _parts_in_form(state: FittedState, settings: StepSettings, batch_size: int) 
 
 
 def _loss_by_scores(
-    state: FittedState, settings: StepSettings, examples: Examples, rows: np.ndarray
+    state: FittedState, settings: StepSettings, examples: EncodedData, rows: np.ndarray
 ) -> Callable[[Scores], float]:
     """Return a function that computes the mean loss of rows from their scores, without the graph."""
     dtype = state.parameters.buffer.dtype

@@ -25,11 +25,11 @@ import scipy.sparse as sp
 from sklearn.utils.validation import assert_all_finite, check_is_fitted
 
 from .._data.batches import Block, BlockBatches
-from .._data.class_weight import balanced_labels, balanced_weights
 from .._data.columns import InputData, require_in_memory
 from .._data.held_out import require_group_reader, share_of_blocks
 from .._data.inputs import Inputs
 from .._data.row_blocks import RowBlocks, holds_blocks, is_source, names_of, pieces, readable, targets_in
+from .._data.row_weights import balanced_labels, balanced_weights
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.target_scale import TargetScale, scale_of, target_moments
 from .._data.targets import Classes, Targets, checked_weights, labels_that_count, masked_labels, require_present
@@ -44,12 +44,12 @@ from .._utils.cache import digest
 from .._utils.typing import SourceLike, TableLike
 from ..exceptions import ModelError
 from ..losses import Loss, resolve_loss
-from .call import Call, Examples, generator_of
+from .call import Call, EncodedData, generator_of
 from .config import TrainingConfig
 from .examples import graph_inputs, own_targets, scaled, trained_columns
 from .fitted_state import FittedState
 from .outputs import (
-    OutputTask,
+    OutputSpec,
     is_own_loss,
     require_one_label,
     takes_positions,
@@ -82,7 +82,7 @@ class Stream:
         The blocks to train on; all other blocks are held out.
     buffer_rows, prefetch : int
     rng : numpy.random.RandomState
-    output_task : OutputTask
+    output_spec : OutputSpec
     n_rows : int
         Rows to train on, without those of weight zero.
     labels : list of LabelCounts
@@ -104,7 +104,7 @@ class Stream:
     buffer_rows: int
     prefetch: int
     rng: np.random.RandomState
-    output_task: Any = None
+    output_spec: Any = None
     n_rows: int = 0
     labels: list[LabelCounts] = field(default_factory=list)
     labels_by_block: list[LabelCounts] = field(default_factory=list)
@@ -115,11 +115,11 @@ class Stream:
 
     def counted(self, y: Any, sample_weight: Any) -> np.ndarray:
         """Return a mask of the rows that affect training, because their weights are above zero."""
-        return mask_of_rows(self.output_task, y, sample_weight)
+        return mask_of_rows(self.output_spec, y, sample_weight)
 
     def add(self, i: int, y: Any, sample_weight: Any, known: Any, *, trains: bool) -> None:
         """Add the targets of block ``i`` to the statistics; ``known`` are the classes, if they are known beforehand."""
-        add_targets(self, self.output_task, y, sample_weight, known, self.labels_by_block, trains=trains)
+        add_targets(self, self.output_spec, y, sample_weight, known, self.labels_by_block, trains=trains)
 
     def known_classes(self, resumed: FittedState) -> Any:
         """Return the classes of an earlier call."""
@@ -127,7 +127,7 @@ class Stream:
 
     def complete(self, known: Any) -> None:
         """Complete the statistics after the targets of all blocks were added."""
-        if self.output_task.classifies:
+        if self.output_spec.classifies:
             self.block_means = [mean_place(own, self.labels[0].labels) for own in self.labels_by_block]
 
     def sample(self, sizes: Sequence[int]) -> list[Part]:
@@ -188,13 +188,13 @@ class Stream:
         self, estimator: Any, state: FittedState, loss: Any, *, ignores: bool
     ) -> Callable[[int, Any, Any], tuple[Targets, np.ndarray | None]]:
         """Return a function that encodes and checks ``(n_rows, y, sample_weight)`` of a block."""
-        task: OutputTask = estimator._output_task()
-        task = replace(task, class_weight=self.class_weight(task.class_weight))
+        spec: OutputSpec = estimator._output_spec()
+        spec = replace(spec, class_weight=self.class_weight(spec.class_weight))
         decoding = state.decoding
 
         def encoded(n_rows: int, y: Any, sample_weight: Any) -> tuple[Targets, np.ndarray | None]:
             targets, weights = weighted_targets(
-                task, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
+                spec, n_rows, y, sample_weight, decoding.classes, decoding, at_positions=False
             )
             require_counted_labels(targets, ignores=ignores)
             if isinstance(loss, Loss):
@@ -269,7 +269,7 @@ class GraphBlocks:
                 columns = {**columns, **own_targets(state.graph, y, sample_weight, n_rows, state)}
                 y = None
             targets, weights = self._encoded(n_rows, y, sample_weight)
-            examples = scaled(Examples(columns, targets, weights), state.decoding.target_scale)
+            examples = scaled(EncodedData(columns, targets, weights), state.decoding.target_scale)
             return Block(trained_columns(state, examples), weights)
 
     def _matrix(self, X: Any) -> dict[str, InputData] | None:
@@ -451,12 +451,12 @@ def with_arrays(
     filled = [i for i, size in enumerate(sizes) if size]
     rng = generator_of(estimator, lambda: bytes_of_blocks(source, sizes)) if resumed is None else resumed.rng
     stream = new_stream(source, [], buffer_rows, int(getattr(source, "prefetch", 0)), rng)
-    tasks = stream.output_task
-    for task in tasks.values() if isinstance(tasks, Mapping) else [tasks]:
-        if not task.declared and not is_own_loss(task.loss):
-            require_hard_labels(task, "A table of more than buffer_rows trains")
+    specs = stream.output_spec
+    for spec in specs.values() if isinstance(specs, Mapping) else [specs]:
+        if not spec.declared and not is_own_loss(spec.loss):
+            require_hard_labels(spec, "A table of more than buffer_rows trains")
     if resumed is None:
-        _require_one_label_a_row(tasks, block_parts(source, filled[0]), known_graph)
+        _require_one_label_a_row(specs, block_parts(source, filled[0]), known_graph)
     else:
         decodings = (resumed.decoding, *resumed.decoding.parts)
         require_one_label(at_positions=any(one.positions is not None for one in decodings))
@@ -497,25 +497,25 @@ def with_arrays(
     if held_out:
         validation = joined_parts(sample_of_blocks(source, stream.counted, held_out, sizes, buffer_rows))
     X, y, sample_weight = joined_parts(stream.sample(sizes))
-    if not isinstance(tasks, Mapping) and tasks.declared:
-        found, _ = weighted_targets(tasks, _count(y), y, None, None, None, at_positions=False)
+    if not isinstance(specs, Mapping) and specs.declared:
+        found, _ = weighted_targets(specs, _count(y), y, None, None, None, at_positions=False)
         stream.sampled = dict(found.content)
     return replace(call, X=X, y=y, sample_weight=sample_weight, validation=validation, stream=stream)
 
 
-def _require_one_label_a_row(tasks: Any, part: Part, known_graph: Callable[[Any], TrainableModel | None]) -> None:
+def _require_one_label_a_row(specs: Any, part: Part, known_graph: Callable[[Any], TrainableModel | None]) -> None:
     """Raise if the targets of the first rows are labels at positions, for one output or by output."""
     X, y, _ = part
-    single = not isinstance(tasks, Mapping)
-    each = {None: y} if single else {name: y[name] for name in tasks if isinstance(y, Mapping) and name in y}
+    single = not isinstance(specs, Mapping)
+    each = {None: y} if single else {name: y[name] for name in specs if isinstance(y, Mapping) and name in y}
     if all(np.ndim(own) < 2 for own in each.values()):
         return
     graph = known_graph(X)
-    for view, (name, task) in zip(
-        [graph] if graph is None or single else graph.views, [(None, tasks)] if single else tasks.items(), strict=True
+    for view, (name, spec) in zip(
+        [graph] if graph is None or single else graph.views, [(None, specs)] if single else specs.items(), strict=True
     ):
         if name in each:
-            require_one_label(at_positions=takes_positions(task, view, each[name]))
+            require_one_label(at_positions=takes_positions(spec, view, each[name]))
 
 
 def targets_of(source: Any) -> Callable[[int], tuple[Any, Any]]:
@@ -542,25 +542,25 @@ def _require_streamable(estimator: Any, call: Call, config: TrainingConfig) -> N
         )
 
 
-def require_hard_labels(output_task: OutputTask, subject: str) -> None:
+def require_hard_labels(output_spec: OutputSpec, subject: str) -> None:
     """Raise if ``y`` holds anything but labels or numbers; ``subject`` begins the sentence about what works."""
-    if output_task.declared is not None:
-        kind = "targets that a loss declares by name" if output_task.declared else "a loss without y in the table"
-        kind = "a loss that the graph computes" if is_own_loss(output_task.loss) else kind
+    if output_spec.declared is not None:
+        kind = "targets that a loss declares by name" if output_spec.declared else "a loss without y in the table"
+        kind = "a loss that the graph computes" if is_own_loss(output_spec.loss) else kind
         raise ValueError(
             f"{subject} on labels or numbers, not on {kind}: give arrays that fit into memory to OrtGradientRegressor, "
             f"or one part at a time to its partial_fit."
         )
-    if output_task.label_kind != "labels":
+    if output_spec.label_kind != "labels":
         raise ValueError(
-            f"{subject} on one label a row, not on soft labels (targets={output_task.label_kind!r}): give arrays that "
+            f"{subject} on one label a row, not on soft labels (targets={output_spec.label_kind!r}): give arrays that "
             f"fit into memory to OrtGradientClassifier, or one part at a time to its partial_fit."
         )
 
 
 def add_targets(
     stream: Stream,
-    output_task: OutputTask,
+    output_spec: OutputSpec,
     y: np.ndarray,
     sample_weight: np.ndarray | None,
     classes: Classes,
@@ -574,19 +574,19 @@ def add_targets(
     ``classes`` are given by the user or known from an earlier call; None takes the labels in the table.
     """
     weights = None if sample_weight is None else np.asarray(sample_weight, np.float64)
-    if not output_task.classifies:
-        if trains and is_own_loss(output_task.loss):
+    if not output_spec.classifies:
+        if trains and is_own_loss(output_spec.loss):
             first = np.asarray(next(iter(y.values())) if isinstance(y, Mapping) else y)
             assert stream.block_means is not None
             stream.block_means.append(float(first.mean()) if first.dtype.kind in "biuf" else 0.0)
-        elif trains and output_task.declared is not None:
-            matrix = weighted_targets(output_task, _count(y), y, None, None, None, at_positions=False)[0].values
+        elif trains and output_spec.declared is not None:
+            matrix = weighted_targets(output_spec, _count(y), y, None, None, None, at_positions=False)[0].values
             assert stream.block_means is not None
             stream.block_means.append(float(matrix[:, 0].mean()))
         elif trains:
-            values = output_task.encode(y, None).values
-            if isinstance(output_task.loss, str | Loss):
-                resolve_loss(output_task.loss).check_targets(values)
+            values = output_spec.encode(y, None).values
+            if isinstance(output_spec.loss, str | Loss):
+                resolve_loss(output_spec.loss).check_targets(values)
             assert stream.block_means is not None
             stream.block_means.append(float(values.mean()))
             stream.extremes.update(values if weights is None else values[weights > 0])
@@ -595,15 +595,15 @@ def add_targets(
                     empty = target_moments(method, centered=centered)
                     stream.moments.setdefault((method, centered), empty).update(values, weights)
         return
-    found = masked_labels(y, output_task.ignore_label)
+    found = masked_labels(y, output_spec.ignore_label)
     labels, counted = (y, None) if found is None else found
     columns = labels.reshape(len(labels), -1)
     if classes is not None:
-        output_task.encode(y, classes)  # raises for other labels
+        output_spec.encode(y, classes)  # raises for other labels
     if counted is not None and columns.shape[1] > 1:
         raise ValueError("y lacks one of several labels of a row, or holds ignore_label there: leave such rows out.")
     rows = slice(None) if counted is None else counted.reshape(-1)
-    if output_task.ignore_label is None:  # else masked_labels has checked them
+    if output_spec.ignore_label is None:  # else masked_labels has checked them
         require_present(columns[rows])
     if columns.dtype.kind == "f":
         assert_all_finite(columns[rows], input_name="y")
@@ -623,15 +623,15 @@ def require_counted_labels(targets: Targets, *, ignores: bool) -> None:
         raise ValueError("y lacks some labels of a row, or holds ignore_label there: leave such rows out.")
 
 
-def mask_of_rows(output_task: OutputTask, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
+def mask_of_rows(output_spec: OutputSpec, y: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     """Return a mask of the rows whose weight, multiplied by the weight of their class, is above zero."""
     counted: np.ndarray = checked_weights(sample_weight, _count(y)) > 0
-    if not output_task.classifies:
+    if not output_spec.classifies:
         return counted
-    found = masked_labels(y, output_task.ignore_label)
+    found = masked_labels(y, output_spec.ignore_label)
     labels, known = (y, counted) if found is None else found
     columns = labels.reshape(len(labels), -1)
-    given = output_task.class_weight
+    given = output_spec.class_weight
     counted &= known.reshape(len(labels), -1).any(axis=1)
     of_columns = given if isinstance(given, list) else [given] * columns.shape[1]
     for column, weights in zip(columns.T, of_columns, strict=False):  # a list of another length is refused later
@@ -885,7 +885,7 @@ class Batching:
 
     Attributes
     ----------
-    output_task : OutputTask or None
+    output_spec : OutputSpec or None
         None with several trained outputs.
     decoding : Decoding
     published : object
@@ -900,7 +900,7 @@ class Batching:
         Returns the node that makes the prediction of a row depend on other rows, or None if there is none.
     """
 
-    output_task: OutputTask | None
+    output_spec: OutputSpec | None
     decoding: Decoding
     published: object
     rows_seen: int
@@ -911,9 +911,9 @@ class Batching:
     def of(cls, estimator: Any) -> Batching:
         """Return how a fitted estimator predicts in batches."""
         state: FittedState = estimator._state
-        task = None if state.decoding.parts else estimator._output_task()
+        spec = None if state.decoding.parts else estimator._output_spec()
         rows_meet = partial(where_rows_meet_in_graph, state.trained_form, state.session_options, in_training=False)
-        return cls(task, state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet)
+        return cls(spec, state.decoding, state, estimator.t_, partial(chunk_rows, estimator), rows_meet)
 
 
 def predicted_batches(estimator: Any, method: str, X: Any) -> Any:
@@ -992,17 +992,17 @@ def score_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> float
     several = isinstance(X.target if isinstance(X, RowBlocks) else y, Mapping)
     with scored_batches(estimator, X, y, sample_weight, several=several) as batches:
         facts: Batching = estimator._batching()
-        assert facts.output_task is not None
-        require_hard_labels(facts.output_task, "Scores of a table are computed")
-        task = facts.output_task
-        total = sum_of_scores(facts.output_task, facts.decoding)
+        assert facts.output_spec is not None
+        require_hard_labels(facts.output_spec, "Scores of a table are computed")
+        spec = facts.output_spec
+        total = sum_of_scores(facts.output_spec, facts.decoding)
         for rows in batches:
             if isinstance(total, SumOfAccuracies):
                 score = partial(result_of, estimator.score, rows, rows.X, rows.y, rows.weights)
                 total.update(rows.y, rows.weights, score)
             else:
                 found = result_of(estimator.predict, rows, rows.X)
-                total.update(result_of(lambda y: task.encode(y, None).values, rows, rows.y), found, rows.weights)
+                total.update(result_of(lambda y: spec.encode(y, None).values, rows, rows.y), found, rows.weights)
         return total.score()
 
 
@@ -1025,8 +1025,8 @@ def scored_batches(
 class SumOfAccuracies:
     """The accuracy over several batches: the mean of their accuracies, weighted by the labels that are not ignored."""
 
-    def __init__(self, output_task: OutputTask, decoding: Decoding) -> None:
-        self._ignored = output_task.ignore_label
+    def __init__(self, output_spec: OutputSpec, decoding: Decoding) -> None:
+        self._ignored = output_spec.ignore_label
         self._at_positions = decoding.positions is not None
         self._right = self._total = 0.0
 
@@ -1080,9 +1080,9 @@ class SumOfSquares:
         return float(np.average(scores, weights=total if self._of_maps and varies.any() else None))
 
 
-def sum_of_scores(output_task: OutputTask, decoding: Decoding) -> SumOfAccuracies | SumOfSquares:
+def sum_of_scores(output_spec: OutputSpec, decoding: Decoding) -> SumOfAccuracies | SumOfSquares:
     """Return an empty sum that collects batches and returns the score of an output: accuracy or R²."""
-    return SumOfAccuracies(output_task, decoding) if output_task.classifies else SumOfSquares(decoding)
+    return SumOfAccuracies(output_spec, decoding) if output_spec.classifies else SumOfSquares(decoding)
 
 
 def result_of(method: Callable[..., Any], rows: SourceRows, *given: Any) -> Any:

@@ -25,11 +25,11 @@ from .._training.loss_graph import LOSS, TARGET, WEIGHT, ir_type, target_layout,
 from .._training.parameters import (
     Factors,
     FlatParameters,
-    Segment,
+    VectorSegment,
     require_rows_apart,
-    segments,
     state_name,
     state_slots,
+    vector_segments,
 )
 from .._training.programs import PassParts, pass_program
 from .._training.randomness import FACTOR
@@ -521,7 +521,7 @@ def emit_update(
     optimizer = settings.optimizer
     assert isinstance(optimizer, Optimizer)
     parts: dict[str, list[ir.Value]] = {name: [] for name in vectors}
-    for one in (found := segments(layout, settings.factors, optimizer)):
+    for one in (found := vector_segments(layout, settings.factors, optimizer)):
         if occurs:
             require_rows_apart(one.optimizer)
         emitted = _emit_segment(op, one, vectors, gradients, scalars, alone=len(found) == 1)
@@ -544,7 +544,7 @@ def emit_update(
 
 def _emit_segment(
     op: GraphBuilder,
-    one: Segment,
+    one: VectorSegment,
     vectors: Vectors,
     gradients: ir.Value,
     scalars: StepScalars,

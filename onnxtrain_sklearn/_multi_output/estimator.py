@@ -22,7 +22,7 @@ from .._estimators.call import Call, optional_data
 from .._estimators.config import check_partial_fit, is_on, trains_in_minibatches
 from .._estimators.examples import graph_inputs
 from .._estimators.fit import Preparation, initialize, train
-from .._estimators.outputs import OutputTask, has_probabilities
+from .._estimators.outputs import OutputSpec, has_probabilities
 from .._estimators.parameters import Parameters, naming_places, output_attributes
 from .._estimators.predict import (
     accuracy_of_several,
@@ -50,7 +50,7 @@ from .fit import (
     OUTPUTS,
     by_output,
     naming,
-    output_tasks_of,
+    output_specs_of,
     several_outputs,
     weights_and_rows,
     weights_by_output,
@@ -83,16 +83,16 @@ def _require_scores_of_classes(estimator: Parameters) -> bool:
         some = any(part.task != "regression" for part in state.decoding.parts)
     else:
         some = not isinstance(losses, Mapping) or any(
-            output_task.classifies for output_task in output_tasks_of(estimator).values()
+            output_spec.classifies for output_spec in output_specs_of(estimator).values()
         )
     if not some:
         raise AttributeError("decision_function is not available: no output has a loss for classification.")
     return True
 
 
-def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
+def _score(output_spec: OutputSpec, decoding: Decoding, y: Any, predicted: np.ndarray, sample_weight: Any) -> float:
     """Return the score of one output on the rows whose weight for it is above zero."""
-    weights, counted = weights_and_rows(output_task, y, sample_weight, len(predicted))
+    weights, counted = weights_and_rows(output_spec, y, sample_weight, len(predicted))
     if not counted.any():
         raise ValueError("No row has a target of positive weight, so that there is no score.")
     if not counted.all():
@@ -102,40 +102,40 @@ def _score(output_task: OutputTask, decoding: Decoding, y: Any, predicted: np.nd
         weights = None if weights is None else weights[rows]
     from sklearn.metrics import accuracy_score, r2_score  # imports much of scikit-learn
 
-    if not output_task.classifies:
+    if not output_spec.classifies:
         if decoding.row_shape:
             return r2_of_maps(np.asarray(y), predicted, weights)
         if (found := r2_by_number(y, weights, lambda: predicted)) is not None:
             return found
         return float(r2_score(y, predicted, sample_weight=weights))
     if decoding.positions is None:
-        y, predicted, given = rows_that_count(y, predicted, weights, output_task.ignore_label)
+        y, predicted, given = rows_that_count(y, predicted, weights, output_spec.ignore_label)
         weights = None if given is None else np.asarray(given)
     if has_one_label(decoding):
         return float(accuracy_score(y, predicted, sample_weight=weights))
-    return accuracy_of_several(decoding, y, predicted, output_task.ignore_label, weights)
+    return accuracy_of_several(decoding, y, predicted, output_spec.ignore_label, weights)
 
 
 def _scores_of_source(estimator: Any, X: Any, y: Any, sample_weight: Any) -> dict[str, float]:
     """Return the score of each output for all rows of a source."""
-    output_tasks = output_tasks_of(estimator)
+    output_specs = output_specs_of(estimator)
     with scored_batches(estimator, X, y, sample_weight, several=True) as batches:
-        decodings = dict(zip(output_tasks, estimator._state.decoding.parts, strict=True))
-        sums = {name: sum_of_scores(one, decodings[name]) for name, one in output_tasks.items()}
+        decodings = dict(zip(output_specs, estimator._state.decoding.parts, strict=True))
+        sums = {name: sum_of_scores(one, decodings[name]) for name, one in output_specs.items()}
         for rows in batches:
             predicted = result_of(estimator.predict, rows, rows.X)
-            targets = by_output(rows.y, output_tasks, "y")
-            weights = weights_by_output(rows.weights, output_tasks)
-            for name, output_task in output_tasks.items():
+            targets = by_output(rows.y, output_specs, "y")
+            weights = weights_by_output(rows.weights, output_specs)
+            for name, output_spec in output_specs.items():
                 y, found, own, total = targets[name], predicted[name], weights[name], sums[name]
                 with naming(name):
                     if own is not None:  # targets of rows of weight zero are not read
                         counted = np.flatnonzero(checked_weights(own, rows.n_rows))
                         y, found, own = y[counted], found[counted], own[counted]
                     if isinstance(total, SumOfAccuracies):
-                        total.update(y, own, partial(_score, output_task, decodings[name], y, found, own))
+                        total.update(y, own, partial(_score, output_spec, decodings[name], y, found, own))
                     elif len(y):
-                        total.update(output_task.encode(y, None).values, found, own)
+                        total.update(output_spec.encode(y, None).values, found, own)
         scores = {}
         for name, total in sums.items():
             with naming(name):
@@ -405,16 +405,16 @@ class OrtGradientMultiOutput(GraphEstimator):
         check_is_fitted(self)
         if reads_source(X):
             return _scores_of_source(self, X, y, sample_weight)
-        output_tasks = output_tasks_of(self)
+        output_specs = output_specs_of(self)
         predicted = self.predict(X)
         found = {}
-        y = by_output(y, output_tasks, "y")
-        weights = weights_by_output(sample_weight, output_tasks)
+        y = by_output(y, output_specs, "y")
+        weights = weights_by_output(sample_weight, output_specs)
         if self._state.graph.is_whole:
             y, weights = without_missing(y, weights)
-        for (name, output_task), decoding in zip(output_tasks.items(), self._state.decoding.parts, strict=True):
+        for (name, output_spec), decoding in zip(output_specs.items(), self._state.decoding.parts, strict=True):
             with naming(name):
-                found[name] = _score(output_task, decoding, y[name], predicted[name], weights[name])
+                found[name] = _score(output_spec, decoding, y[name], predicted[name], weights[name])
         return found
 
     def to_onnx(
@@ -452,8 +452,8 @@ class OrtGradientMultiOutput(GraphEstimator):
         return tags
 
     def _preparation(self) -> Preparation:
-        tasks = output_tasks_of(self)
-        return several_outputs(tasks, partial(OutputsStream, output_task=tasks))
+        specs = output_specs_of(self)
+        return several_outputs(specs, partial(OutputsStream, output_spec=specs))
 
     def _batching(self) -> Batching:
         return Batching.of(self)

@@ -31,7 +31,7 @@ from .._data.targets import (
     weighs_labels,
 )
 from .._estimators.base import BaseOrtGradient
-from .._estimators.call import Call, Examples, FitContext
+from .._estimators.call import Call, EncodedData, FitContext
 from .._estimators.classifier import OrtGradientClassifier
 from .._estimators.config import check_estimator_parameters
 from .._estimators.examples import graph_inputs, require_rows_of_output
@@ -42,7 +42,7 @@ from .._estimators.graph_plan import GraphPlan, trainable_graph_of
 from .._estimators.outputs import (
     DecodedGraph,
     DecodedOutput,
-    OutputTask,
+    OutputSpec,
     balanced_class_weights,
     choose_output,
     known_classes,
@@ -120,26 +120,26 @@ with the weights of that epoch. It needs validation data: ``early_stopping=True`
 # The functions called by ``prepare`` in `_estimators/fit.py` that differ for several outputs.
 
 
-def several_outputs(output_tasks: Tasks, stream: Callable[..., Stream]) -> Preparation:
-    """Return the functions with which ``prepare`` prepares the training of several outputs with these tasks."""
+def several_outputs(output_specs: OutputSpecs, stream: Callable[..., Stream]) -> Preparation:
+    """Return the functions with which ``prepare`` prepares the training of the outputs with these specifications."""
     return Preparation(
-        graph_plan=lambda estimator, resumed, X: GraphPlan(_known_outputs(estimator, resumed, output_tasks, X)),
+        graph_plan=lambda estimator, resumed, X: GraphPlan(_known_outputs(estimator, resumed, output_specs, X)),
         examples=lambda estimator, call, graph, fitted, resumed: several_examples(
-            estimator, output_tasks, call, graph, resumed
+            estimator, output_specs, call, graph, resumed
         ),
-        decoding=partial(choose_decodings, output_tasks),
-        complete_state=partial(complete_state_of_outputs, output_tasks),
-        validation=partial(validation_of_outputs, output_tasks),
-        exported=partial(exported_outputs, output_tasks),
+        decoding=partial(choose_decodings, output_specs),
+        complete_state=partial(complete_state_of_outputs, output_specs),
+        validation=partial(validation_of_outputs, output_specs),
+        exported=partial(exported_outputs, output_specs),
         stream=lambda estimator: stream,
     )
 
 
 def _known_outputs(
-    estimator: Parameters, resumed: FittedState | None, output_tasks: Tasks, X: object
+    estimator: Parameters, resumed: FittedState | None, output_specs: OutputSpecs, X: object
 ) -> TrainableModel:
     """Return the graph of an earlier call, or the given graph pruned to the outputs that have a loss."""
-    names = tuple(output_tasks)
+    names = tuple(output_specs)
     if resumed is not None:
         assert resumed.began is not None
         resumed.began.require_same(estimator)
@@ -166,24 +166,24 @@ def _known_outputs(
 
 
 def choose_decodings(
-    output_tasks: Tasks, context: FitContext, graph: TrainableModel, examples: Examples
+    output_specs: OutputSpecs, context: FitContext, graph: TrainableModel, examples: EncodedData
 ) -> DecodedGraph:
     """Return the joint decoding of all outputs, with the values of each output of the given graph for some rows."""
     estimator, config, resumed, targets = context.estimator, context.config, context.resumed, examples.targets
     assert isinstance(targets, SeveralTargets)
-    decodings = [None] * len(output_tasks) if resumed is None else resumed.decoding.parts
+    decodings = [None] * len(output_specs) if resumed is None else resumed.decoding.parts
     given = estimator.model if resumed is None else None
     weights, model = loss_weights(estimator), graph.model
     parts = list[DecodedOutput]()
     losses = list[OutputLoss]()
-    for (name, output_task), view, decoding, own in zip(
-        output_tasks.items(), graph.views, decodings, targets.parts, strict=True
+    for (name, output_spec), view, decoding, own in zip(
+        output_specs.items(), graph.views, decodings, targets.parts, strict=True
     ):
         with naming(name):
             view = replace(view, model=model)
-            loss = cast("Loss", output_task.loss)
+            loss = cast("Loss", output_spec.loss)
             columns, device = examples.columns, config.device
-            part = choose_output(output_task, loss, view, own, columns, device, given=given, earlier=decoding)
+            part = choose_output(output_spec, loss, view, own, columns, device, given=given, earlier=decoding)
         if part.decoding.n_targets is not None:
             raise ValueError(
                 f"Output {name!r}: loss={type(loss).__name__} takes another number of scores than of targets, which "
@@ -214,13 +214,13 @@ def choose_decodings(
 
 
 def complete_state_of_outputs(
-    output_tasks: Tasks, context: FitContext, state: FittedState, chosen: DecodedGraph, examples: Examples
+    output_specs: OutputSpecs, context: FitContext, state: FittedState, chosen: DecodedGraph, examples: EncodedData
 ) -> list[np.ndarray]:
     """Check and complete a state: raise ModelError if an output predicts other values than the given graph.
 
     Return the scores of each output for the rows on which all outputs were run.
     """
-    state.balanced_outputs = balanced_outputs(output_tasks, context.call, examples)
+    state.balanced_outputs = balanced_outputs(output_specs, context.call, examples)
     if context.call.stream is not None:
         state.balanced_outputs = context.call.stream.balanced_outputs([one.classes for one in state.decoding.parts])
     references, columns, scores = chosen.references, examples.columns, []
@@ -238,7 +238,7 @@ def complete_state_of_outputs(
             same = len(rows) == len(found)
             scores.append(found if same else predictor.run(columns, rows, output=-1))
     for decoding, (name, y) in zip(
-        state.decoding.parts, by_output(context.call.y, output_tasks, "y").items(), strict=True
+        state.decoding.parts, by_output(context.call.y, output_specs, "y").items(), strict=True
     ):
         if decoding.task == "regression":
             warn_of_rounding(y, state.trained_form.dtype, f"y[{name!r}]")
@@ -249,7 +249,7 @@ def complete_state_of_outputs(
 
 
 def validation_of_outputs(
-    output_tasks: Tasks, context: FitContext, state: FittedState, settings: StepSettings, examples: Examples
+    output_specs: OutputSpecs, context: FitContext, state: FittedState, settings: StepSettings, examples: EncodedData
 ) -> tuple[ScoredRows | None, Callable[[], float] | None]:
     """Return the validation rows, and a function that scores the current parameters on them; None without such rows."""
     estimator = context.estimator
@@ -258,9 +258,9 @@ def validation_of_outputs(
     if call.validation is not None:
         data = call.validation[:2]
         with naming_validation_data():
-            given = several_validation_examples(estimator, output_tasks, state, *call.validation)
+            given = several_validation_examples(estimator, output_specs, state, *call.validation)
             training, validation = cast("SeveralTargets", examples.targets), cast("SeveralTargets", given.targets)
-            for name, own, other in zip(output_tasks, training.parts, validation.parts, strict=True):
+            for name, own, other in zip(output_specs, training.parts, validation.parts, strict=True):
                 with naming(name):
                     require_same_places(own, other)
         scored = rows_to_score(state, given, np.arange(len(given)), lambda: data)
@@ -271,7 +271,7 @@ def validation_of_outputs(
         return None, None
 
     targets = cast("SeveralTargets", scored.targets)
-    for name, part, weights in zip(output_tasks, targets.parts, targets.weights, strict=True):
+    for name, part, weights in zip(output_specs, targets.parts, targets.weights, strict=True):
         with naming(name):
             if weights is not None and not weights.any():
                 raise ValueError(
@@ -282,7 +282,7 @@ def validation_of_outputs(
         return scored, score_by(estimator, estimator.scoring, state, scored)
     predictor = state.live_predictor(scored.live)
     numbers = first_outputs(state.decoding, with_scores=False)
-    each = list(zip(output_tasks.values(), targets.parts, targets.weights, strict=True))
+    each = list(zip(output_specs.values(), targets.parts, targets.weights, strict=True))
 
     def score() -> float:
         found = predictor.run_several(scored.live, numbers, scored.rows)
@@ -304,8 +304,8 @@ OF_LABELS = {"class_axis", *OF_TARGETS}
 """Those for outputs with labels alone."""
 
 
-def output_tasks_of(estimator: Any) -> dict[str, OutputTask]:
-    """Return the task of each output that has a loss."""
+def output_specs_of(estimator: Any) -> dict[str, OutputSpec]:
+    """Return the specification of each output that has a loss."""
     losses, found = _losses_by_output(estimator), {}
     for name, value in _settings_of(estimator).items():
         if isinstance(value, Mapping):
@@ -314,7 +314,7 @@ def output_tasks_of(estimator: Any) -> dict[str, OutputTask]:
         with naming(output):
             single = _single(estimator, output, loss)
             check_estimator_parameters(single)
-            found[output] = single._output_task()
+            found[output] = single._output_spec()
             if found[output].declared is not None:
                 raise ValueError(
                     f"loss={loss!r} takes targets of its own, which OrtGradientRegressor trains, on one output."
@@ -433,17 +433,21 @@ def weights_by_output(sample_weight: Any, outputs: Mapping[str, object]) -> dict
 # Training and validation examples for several outputs: the rows, with targets and weights for each output.
 
 
-Tasks = Mapping[str, OutputTask]
+OutputSpecs = Mapping[str, OutputSpec]
 
 
 def several_examples(
-    estimator: Parameters, output_tasks: Tasks, call: Call, graph: TrainableModel | None, resumed: FittedState | None
-) -> Examples:
+    estimator: Parameters,
+    output_specs: OutputSpecs,
+    call: Call,
+    graph: TrainableModel | None,
+    resumed: FittedState | None,
+) -> EncodedData:
     """Return the examples of a call, before the factors of the losses are computed from the training rows."""
     assert graph is not None
     convert = partial(graph_inputs, estimator, specs=graph.inputs, fitted=None, reset=resumed is None)
     columns = convert(call.X) if call.stream is None else call.stream.converted(call.X, convert)
-    y = by_output(call.y, output_tasks, "y")
+    y = by_output(call.y, output_specs, "y")
     if graph.takes_examples:
         require_targets_of_one_shape(y)
     n_rows = _count_of_rows(columns, graph, y)
@@ -451,29 +455,29 @@ def several_examples(
         raise TypeError(f"classes must be a dict of labels by output, got {type(call.classes).__name__}.")
     given_classes = cast("Mapping[str, Any]", call.classes or {})
     for name in given_classes:
-        if name not in output_tasks or not output_tasks[name].classifies:
-            labels = [known for known, output_task in output_tasks.items() if output_task.classifies]
+        if name not in output_specs or not output_specs[name].classifies:
+            labels = [known for known, output_spec in output_specs.items() if output_spec.classifies]
             raise ValueError(f"classes names {name!r}, which is no output with labels.{nearest(str(name), labels)}")
-    weights = weights_by_output(call.sample_weight, output_tasks)
+    weights = weights_by_output(call.sample_weight, output_specs)
     decodings = dict(
-        zip(output_tasks, [None] * len(output_tasks) if resumed is None else resumed.decoding.parts, strict=True)
+        zip(output_specs, [None] * len(output_specs) if resumed is None else resumed.decoding.parts, strict=True)
     )
     found = []
-    for view, (name, output_task) in zip(graph.views, output_tasks.items(), strict=True):
+    for view, (name, output_spec) in zip(graph.views, output_specs.items(), strict=True):
         with naming(name):
             decoding = decodings[name]
             classes = given_classes.get(name)
-            at_positions = decoding is None and takes_positions(output_task, view, y[name])
+            at_positions = decoding is None and takes_positions(output_spec, view, y[name])
             if call.stream is not None:
                 require_one_label(at_positions=at_positions)
                 if classes is None and not call.one_epoch:
                     classes = call.stream.outputs[name].classes  # y is a sample, which may lack some classes
             if call.one_epoch and decoding is None:
-                require_known_labels(output_task, y[name], classes, at_positions=at_positions)
+                require_known_labels(output_spec, y[name], classes, at_positions=at_positions)
             classes = known_classes(classes, None if decoding is None else decoding.classes, of_columns=True)
             found.append(
                 targets_of_output(
-                    output_task,
+                    output_spec,
                     n_rows,
                     y[name],
                     weights[name],
@@ -485,7 +489,7 @@ def several_examples(
                 )
             )
     alike = None if call.stream is None else call.stream.alike
-    return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True), alike=alike))
+    return EncodedData(columns, *joined_targets(list(output_specs), *zip(*found, strict=True), alike=alike))
 
 
 def _count_of_rows(columns: Columns, graph: TrainableModel, y: Mapping[str, Any]) -> int:
@@ -502,7 +506,7 @@ def _count_of_rows(columns: Columns, graph: TrainableModel, y: Mapping[str, Any]
 
 
 def targets_of_output(
-    output_task: OutputTask,
+    output_spec: OutputSpec,
     n_rows: int,
     y: np.ndarray,
     sample_weight: ArrayLike | None,
@@ -517,7 +521,7 @@ def targets_of_output(
 
     ``allow_missing`` admits missing numbers (NaN or None).
     """
-    weights, counted = weights_and_rows(output_task, y, sample_weight, n_rows, allow_missing=allow_missing)
+    weights, counted = weights_and_rows(output_spec, y, sample_weight, n_rows, allow_missing=allow_missing)
     # In a later call of partial_fit, all rows may lack a target for this output: their weights are zero.
     if may_lack_labels and not counted.any() and decoding is not None:
         return _no_targets(decoding, n_rows, np.shape(y)[1:]), np.zeros(n_rows)
@@ -525,15 +529,15 @@ def targets_of_output(
     # placeholders.
     more: dict[str, Any] = {"at_positions": at_positions, "allow_missing": allow_missing}
     if counted.all() or not counted.any() or len(y) != n_rows:
-        return weighted_targets(output_task, n_rows, y, weights, classes, decoding, **more)
+        return weighted_targets(output_spec, n_rows, y, weights, classes, decoding, **more)
     rows = np.flatnonzero(counted)
     own = None if weights is None else weights[rows]
-    found = weighted_targets(output_task, len(rows), rows_of(y, rows), own, classes, decoding, **more)
+    found = weighted_targets(output_spec, len(rows), rows_of(y, rows), own, classes, decoding, **more)
     return spread(*found, rows, n_rows)
 
 
 def weights_and_rows(
-    output_task: OutputTask, y: Any, sample_weight: Any, n_rows: int, *, allow_missing: bool = True
+    output_spec: OutputSpec, y: Any, sample_weight: Any, n_rows: int, *, allow_missing: bool = True
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the checked weights of the rows or of their labels, and the mask of the rows that have a target."""
     counted = np.ones(n_rows, bool)
@@ -544,7 +548,7 @@ def weights_and_rows(
     elif sample_weight is not None:
         weights = checked_weights(sample_weight, n_rows)
         counted = weights > 0
-    if allow_missing and not output_task.classifies and np.shape(y)[:1] == (n_rows,):
+    if allow_missing and not output_spec.classifies and np.shape(y)[:1] == (n_rows,):
         counted = counted & ~rows_without_target(y)
     return weights, counted
 
@@ -567,49 +571,56 @@ def _no_targets(decoding: Decoding, n_rows: int, places: tuple[int, ...]) -> Tar
 
 
 def several_validation_examples(
-    estimator: Parameters, output_tasks: Tasks, state: FittedState, X: MatrixLike, y: MatrixLike, sample_weight: Any
-) -> Examples:
+    estimator: Parameters,
+    output_specs: OutputSpecs,
+    state: FittedState,
+    X: MatrixLike,
+    y: MatrixLike,
+    sample_weight: Any,
+) -> EncodedData:
     """Return the validation examples, checked like the training examples."""
     columns = graph_inputs(estimator, X, state.graph.inputs, None, reset=False)
-    y = by_output(y, output_tasks, "y")
-    weights = weights_by_output(sample_weight, output_tasks)
+    y = by_output(y, output_specs, "y")
+    weights = weights_by_output(sample_weight, output_specs)
     n_rows = _count_of_rows(columns, state.graph, y)
     found = []
     require_rows_of_output(state, columns, n_rows)
-    for decoding, (name, output_task) in zip(state.decoding.parts, output_tasks.items(), strict=True):
+    for decoding, (name, output_spec) in zip(state.decoding.parts, output_specs.items(), strict=True):
         with naming(name):
-            found.append(targets_of_output(output_task, n_rows, y[name], weights[name], decoding.classes, decoding))
-    return Examples(columns, *joined_targets(list(output_tasks), *zip(*found, strict=True)))
+            found.append(targets_of_output(output_spec, n_rows, y[name], weights[name], decoding.classes, decoding))
+    return EncodedData(columns, *joined_targets(list(output_specs), *zip(*found, strict=True)))
 
 
-def balanced_outputs(output_tasks: Tasks, call: Call, examples: Examples) -> tuple[tuple[float, ...] | None, ...]:
+def balanced_outputs(
+    output_specs: OutputSpecs, call: Call, examples: EncodedData
+) -> tuple[tuple[float, ...] | None, ...]:
     """Return the class weights that ``class_weight="balanced"`` computes for each output; None for other outputs."""
     assert isinstance(examples.targets, SeveralTargets)
-    weights = weights_by_output(call.sample_weight, output_tasks)
-    each = zip(output_tasks.items(), examples.targets.parts, strict=True)
-    return tuple(balanced_class_weights(output_task, weights[name], part) for (name, output_task), part in each)
+    weights = weights_by_output(call.sample_weight, output_specs)
+    each = zip(output_specs.items(), examples.targets.parts, strict=True)
+    return tuple(balanced_class_weights(output_spec, weights[name], part) for (name, output_spec), part in each)
 
 
 # The content of training graphs for several outputs: the loss of each output, and the weights of its labels.
 
 
-def exported_outputs(output_tasks: Tasks, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
+def exported_outputs(output_specs: OutputSpecs, estimator: Any, state: FittedState) -> tuple[ExportedOutput, ...]:
     """Return the loss and the decoding of each output, for training graphs that continue as ``partial_fit`` would."""
     weights = loss_weights(estimator)
     last = dict[str, OutputLoss]()
     if any(decoding.positions is not None for decoding in state.decoding.parts):  # the last call set label weights
         last = {one.name: one for one in cast("TotalLoss", settings_of_step(state).loss).outputs}
     found = []
-    for decoding, (name, output_task), balanced in zip(
-        state.decoding.parts, output_tasks.items(), state.balanced_outputs, strict=True
+    for decoding, (name, output_spec), balanced in zip(
+        state.decoding.parts, output_specs.items(), state.balanced_outputs, strict=True
     ):
         with naming(name):
             own: Any = (
                 () if decoding.positions is None else (decoding.positions, last[name].places, last[name].label_weights)
             )
             more = decoding.task, decoding.link, decoding.n_scores, decoding.groups, weights[name]
-            loss = OutputLoss(name, cast("Loss", output_task.loss), *more, *own)
-            class_weights = exported_class_weights(output_task, decoding, balanced)
-        ignored = None if decoding.positions is None else output_task.ignore_label
+            loss = OutputLoss(name, cast("Loss", output_spec.loss), *more, *own)
+            class_weights = exported_class_weights(output_spec, decoding, balanced)
+        ignored = None if decoding.positions is None else output_spec.ignore_label
         found.append(ExportedOutput(loss, decoding, class_weights, ignored))
     return tuple(found)

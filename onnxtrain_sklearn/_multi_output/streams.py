@@ -14,7 +14,7 @@ import numpy as np
 
 from .._data.targets import SeveralTargets, Targets, checked_weights, joined_targets
 from .._estimators.fitted_state import FittedState
-from .._estimators.outputs import OutputTask, known_classes
+from .._estimators.outputs import OutputSpec, known_classes
 from .._estimators.scoring import rows_of
 from .._estimators.streams import (
     Part,
@@ -40,7 +40,7 @@ class OutputsStream(Stream):
 
     Attributes
     ----------
-    output_task : dict of str to OutputTask
+    output_spec : dict of str to OutputSpec
     outputs : dict of str to Stream
         The statistics of the targets of each output.
     alike : bool
@@ -59,23 +59,23 @@ class OutputsStream(Stream):
 
     def __post_init__(self) -> None:
         self.block_means = None  # outputs differ in their means, so blocks are mixed by their order in the table
-        for name, task in self.output_task.items():
-            self.outputs[name] = Stream(None, [], 0, 0, self.rng, output_task=task)
+        for name, spec in self.output_spec.items():
+            self.outputs[name] = Stream(None, [], 0, 0, self.rng, output_spec=spec)
             self.missing_labels[name] = 0
 
     def _weights(self, y: Any, sample_weight: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Return targets and row weights by output; class weights of zero make row weights zero."""
-        targets = by_output(y, self.output_task, "y")
-        given = weights_by_output(sample_weight, self.output_task)
+        targets = by_output(y, self.output_spec, "y")
+        given = weights_by_output(sample_weight, self.output_spec)
         found, n_rows = {}, len(next(iter(targets.values())))
-        for name, task in self.output_task.items():
+        for name, spec in self.output_spec.items():
             with naming(name):
                 if len(targets[name]) != n_rows:
                     raise ValueError(f"y has {len(targets[name])} rows, and {n_rows} for another output.")
                 weights = np.array(checked_weights(given[name], n_rows), np.float64)
                 rows = np.flatnonzero(weights)  # targets of rows of weight zero are not read
                 if len(rows):
-                    weights[rows] *= mask_of_rows(task, rows_of(targets[name], rows), weights[rows])
+                    weights[rows] *= mask_of_rows(spec, rows_of(targets[name], rows), weights[rows])
                 found[name] = weights
         return targets, found
 
@@ -91,7 +91,7 @@ class OutputsStream(Stream):
         counted = np.any([own > 0 for own in each], axis=0)
         if trains:
             self.alike &= all(np.array_equal(own, each[0]) for own in each[1:])
-        given = weights_by_output(sample_weight, self.output_task)
+        given = weights_by_output(sample_weight, self.output_spec)
         for (name, own), classes in zip(weights.items(), self._classes(known), strict=True):
             if trains:
                 self.missing_labels[name] += int(np.count_nonzero(counted & (own == 0)))
@@ -100,11 +100,11 @@ class OutputsStream(Stream):
             # Rows whose class has the weight zero are included, because their labels are classes too.
             rows = np.flatnonzero(checked_weights(given[name], len(own)))
             if len(rows):
-                facts, task = self.outputs[name], self.output_task[name]
+                facts, spec = self.outputs[name], self.output_spec[name]
                 with naming(name):
                     add_targets(
                         facts,
-                        task,
+                        spec,
                         rows_of(targets[name], rows),
                         own[rows],
                         classes,
@@ -116,25 +116,25 @@ class OutputsStream(Stream):
         """Return the known classes of each output; ``known`` is a dict by output, or None."""
         given = known if isinstance(known, Mapping) else {}
         found = []
-        for name in self.output_task:
+        for name in self.output_spec:
             with naming(name):
                 found.append(known_classes(given.get(name), None, of_columns=True))
         return found
 
     def known_classes(self, resumed: FittedState) -> Any:
         """Return the classes of an earlier call, by output."""
-        return {name: part.classes for name, part in zip(self.output_task, resumed.decoding.parts, strict=True)}
+        return {name: part.classes for name, part in zip(self.output_spec, resumed.decoding.parts, strict=True)}
 
     def complete(self, known: Any) -> None:
         """Complete the statistics after the targets of all blocks were added; read targets again if weights differ."""
-        self.alike &= all(task.class_weight is None for task in self.output_task.values())
-        for name in self.output_task:
+        self.alike &= all(spec.class_weight is None for spec in self.output_spec.values())
+        for name in self.output_spec:
             if name not in self._first_blocks:
                 raise ValueError(f"Output {name!r}: none of the rows to train on has a positive weight.")
         if self.alike:
             return
-        totals = dict.fromkeys(self.output_task, 0.0)
-        given = dict(zip(self.output_task, self._classes(known), strict=True))
+        totals = dict.fromkeys(self.output_spec, 0.0)
+        given = dict(zip(self.output_spec, self._classes(known), strict=True))
         classes = {name: own.classes if given[name] is None else given[name] for name, own in self.outputs.items()}
         read = targets_of(self.source)
         for i in self.training_blocks:
@@ -142,23 +142,23 @@ class OutputsStream(Stream):
                 targets, weights = self._weights(*read(i))
                 for name, own in weights.items():
                     if own.any():
-                        task = self._task(name)
+                        spec = self._spec(name)
                         found = targets_of_output(
-                            task, len(own), targets[name], own, classes[name], None, allow_missing=False
+                            spec, len(own), targets[name], own, classes[name], None, allow_missing=False
                         )[1]
                         totals[name] += float(own.sum() if found is None else found.sum())
         self.mean_weights = {name: total / self.n_rows for name, total in totals.items()}
 
-    def _task(self, name: str) -> OutputTask:
-        """Return the task of an output, with balanced class weights that are computed from all rows."""
-        task: OutputTask = self.output_task[name]
-        return replace(task, class_weight=self.outputs[name].class_weight(task.class_weight))
+    def _spec(self, name: str) -> OutputSpec:
+        """Return the specification of an output, with balanced class weights that are computed from all rows."""
+        spec: OutputSpec = self.output_spec[name]
+        return replace(spec, class_weight=self.outputs[name].class_weight(spec.class_weight))
 
     def sample(self, sizes: Sequence[int]) -> list[Part]:
         """Return a sample of the rows, for which graph and step are prepared, with some targets of each output."""
         parts = super().sample(sizes)
         held = {name for _, y, weights in parts for name, own in self._weights(y, weights)[1].items() if own.any()}
-        for name in self.output_task:
+        for name in self.output_spec:
             if name not in held:
                 part = block_parts(self.source, self._first_blocks[name])
                 rows = np.flatnonzero(self._weights(*part[1:])[1][name])
@@ -169,20 +169,20 @@ class OutputsStream(Stream):
         self, estimator: Any, state: FittedState, loss: Any, *, ignores: bool
     ) -> Callable[[int, Any, Any], tuple[Targets, np.ndarray | None]]:
         """Return a function that encodes and checks ``(n_rows, y, sample_weight)`` of a block."""
-        tasks = {name: self._task(name) for name in self.output_task}
-        decodings = dict(zip(tasks, state.decoding.parts, strict=True))
+        specs = {name: self._spec(name) for name in self.output_spec}
+        decodings = dict(zip(specs, state.decoding.parts, strict=True))
 
         def encoded(n_rows: int, y: Any, sample_weight: Any) -> tuple[Targets, np.ndarray | None]:
             targets, weights = self._weights(y, sample_weight)
             found = []
-            for (name, task), one in zip(tasks.items(), loss.outputs, strict=True):
+            for (name, spec), one in zip(specs.items(), loss.outputs, strict=True):
                 decoding = decodings[name]
                 given = cast("np.ndarray | None", weights[name])
                 # Leave out weights that are all one if outputs give equal weights. Otherwise their factor is needed.
                 given = None if self.alike and (weights[name] == 1).all() else given
                 with naming(name):
                     own = targets_of_output(
-                        task,
+                        spec,
                         n_rows,
                         targets[name],
                         given,
@@ -192,9 +192,9 @@ class OutputsStream(Stream):
                         allow_missing=False,
                     )
                     require_counted_labels(own[0], ignores=one.ignores)
-                    cast("Loss", task.loss).check_targets(own[0].values)
+                    cast("Loss", spec.loss).check_targets(own[0].values)
                 found.append(own)
-            joined, row_weights = joined_targets(list(tasks), *zip(*found, strict=True), alike=self.alike)
+            joined, row_weights = joined_targets(list(specs), *zip(*found, strict=True), alike=self.alike)
             whole: SeveralTargets = joined.with_factors(np.arange(n_rows), self.mean_weights)
             return whole, row_weights
 
@@ -203,8 +203,8 @@ class OutputsStream(Stream):
     def balanced_outputs(self, classes: Sequence[Any]) -> tuple[tuple[float, ...] | None, ...]:
         """Return the class weights of each output with ``class_weight="balanced"``, and None for other outputs."""
         found = list[tuple[float, ...] | None]()
-        for (name, task), own in zip(self.output_task.items(), classes, strict=True):
+        for (name, spec), own in zip(self.output_spec.items(), classes, strict=True):
             weights = self.outputs[name].class_weight("balanced")
-            is_balanced = task.class_weight == "balanced" and isinstance(weights, dict)
+            is_balanced = spec.class_weight == "balanced" and isinstance(weights, dict)
             found.append(tuple(weights.get(label, 1.0) for label in np.asarray(own).tolist()) if is_balanced else None)
         return tuple(found)

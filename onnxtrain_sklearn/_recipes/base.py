@@ -24,7 +24,6 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, MultiOutputMixin, RegressorMixin, clone
 from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
-from .._data.class_weight import given_weights, row_weights, weights_of_masked
 from .._data.columns import require_in_memory
 from .._data.held_out import (
     RowsToSplit,
@@ -36,6 +35,7 @@ from .._data.held_out import (
     share_of_blocks,
 )
 from .._data.inputs import prediction_type
+from .._data.row_weights import given_weights, row_weights, weights_of_masked
 from .._data.targets import (
     Targets,
     label_targets,
@@ -48,7 +48,7 @@ from .._data.targets import (
 from .._estimators.call import generator_of, optional_data
 from .._estimators.distributions import PredictsDistributions
 from .._estimators.fit import Snapshot, raise_or_warn
-from .._estimators.outputs import LabelTask, NumberTask, OutputTask
+from .._estimators.outputs import LabelOutput, NumberOutput, OutputSpec
 from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstimator
 from .._estimators.pickling import resumed_device
 from .._estimators.predict import accuracy_of_labels, within_one
@@ -530,10 +530,10 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             return self._predictor().chunk_rows(self._inputs.columns(table)), len(table.names)
 
         numbers = not hasattr(self, "classes_")
-        output_task: OutputTask = NumberTask(None, "auto") if numbers else LabelTask(None, "auto")
+        output_spec: OutputSpec = NumberOutput(None, "auto") if numbers else LabelOutput(None, "auto")
         kind: Task = "regression" if numbers else self._task
         decoding = Decoding(kind, "identity", self.n_outputs_, None if numbers else self.classes_)
-        return Batching(output_task, decoding, self._graph, 0, chunk_rows, lambda: None)
+        return Batching(output_spec, decoding, self._graph, 0, chunk_rows, lambda: None)
 
     def to_onnx(self) -> onnx.ModelProto:
         """Return the graph that predicts from the raw table.

@@ -19,8 +19,8 @@ import onnx_ir as ir
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length
 
-from .._data.class_weight import weights_of_classes
 from .._data.held_out import RowsToSplit, ValidationSplit, is_share, named_splits
+from .._data.row_weights import weights_of_classes
 from .._data.targets import Targets, class_targets, regression_targets, require_all_numbers
 from .._estimators.call import digest_of_targets
 from .._estimators.files import exported_training, untrained_state

@@ -20,9 +20,9 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
 
 from .._data.batches import read_ahead
-from .._data.class_weight import balanced_labels, balanced_weights, require_usable_weights, weights_of_classes
 from .._data.columns import as_frame
 from .._data.inputs import warn_of_texts
+from .._data.row_weights import balanced_labels, balanced_weights, require_usable_weights, weights_of_classes
 from .._data.statistics import LabelCounts
 from .._data.targets import Targets, checked_weights, require_all_numbers
 from .._estimators.streams import (
@@ -273,7 +273,7 @@ class BlockExamples:
         if not len(member.held):
             return blocks, None, {}
         held = PreparedBlocks(self, member.preprocessing, member.held, place)
-        counted = partial(mask_of_rows, member.network._output_task())
+        counted = partial(mask_of_rows, member.network._output_spec())
         parts = joined_parts(sample_of_blocks(held, counted, range(len(held)), held.sizes, self.buffer_rows))
         return blocks, None, dict(zip(("X_val", "y_val", "sample_weight_val"), parts, strict=True))
 

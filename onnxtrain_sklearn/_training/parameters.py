@@ -253,7 +253,7 @@ NO_FACTORS: Mapping[str, Factors] = {}
 
 
 @dataclass(frozen=True)
-class Segment:
+class VectorSegment:
     """A slice of the vector of parameters that is updated on its own.
 
     Attributes
@@ -274,14 +274,16 @@ class Segment:
     parameter: Parameter | None = None
 
 
-def segments(parameters: FlatParameters, factors: Mapping[str, Factors], optimizer: Optimizer) -> list[Segment]:
+def vector_segments(
+    parameters: FlatParameters, factors: Mapping[str, Factors], optimizer: Optimizer
+) -> list[VectorSegment]:
     """Return the segments of the vector; parameters that ``factors`` does not name have factors of one."""
     if not updates_vectors(optimizer, parameters):
         found = []
         for parameter in all_parameters(parameters):
             own = factors.get(parameter.name, Factors())
             rule = with_decay_factor(optimizer, own.decay).for_parameter(parameter)
-            found.append(Segment(parameters.span(parameter.name), own, rule, parameter))
+            found.append(VectorSegment(parameters.span(parameter.name), own, rule, parameter))
         return found
     groups: Iterable[tuple[Factors, Iterable[str]]] = [(Factors(), parameters.names)]
     if factors:
@@ -290,7 +292,7 @@ def segments(parameters: FlatParameters, factors: Mapping[str, Factors], optimiz
     found = []
     for value, names in groups:
         spans = [parameters.span(name) for name in names]
-        found.append(Segment(slice(spans[0].start, spans[-1].stop), value, decaying[value.decay]))
+        found.append(VectorSegment(slice(spans[0].start, spans[-1].stop), value, decaying[value.decay]))
     return found
 
 

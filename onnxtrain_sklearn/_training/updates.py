@@ -29,7 +29,7 @@ from ..optimizers import Optimizer, Parameter, Slot, clip_graph, update_graph
 from ..optimizers.in_place import moves_without_gradient, slots_for, update_rule
 from . import update_executors
 from .loss_graph import ir_type
-from .parameters import FlatParameters, Segment, require_rows_apart, segments, state_name
+from .parameters import FlatParameters, VectorSegment, require_rows_apart, state_name, vector_segments
 from .passes import RowSparseGradient
 from .programs import PARALLEL_WORK, differentiating_engine, work
 from .step_parts import OptimizerState, Rates, StepSettings
@@ -107,7 +107,7 @@ ToMemory = Callable[[np.ndarray], Array]
 class SegmentUpdate:
     """The update of a segment of the vectors: its graph, and the function that opens a session for the graph."""
 
-    segment: Segment
+    segment: VectorSegment
     program: UpdateProgram
     open_session: Callable[[], InferenceSession]
 
@@ -216,7 +216,7 @@ class VectorBindings:
         updates = []
         programs = dict[object, UpdateProgram]()
         sessions = dict[bytes, Callable[[], InferenceSession]]()
-        for one in segments(self._parameters, settings.factors, optimizer):
+        for one in vector_segments(self._parameters, settings.factors, optimizer):
             # Segments with equal weight decay share a program. A parameter that is updated by itself has its own.
             parameter = one.parameter or Parameter("parameters", self._parameters.vector.shape)
             key = one.factors.decay if one.parameter is None else parameter

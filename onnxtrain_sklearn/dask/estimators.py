@@ -137,7 +137,7 @@ is an error after 20 seconds anyway.""", (POSITIVE, None)))
         averaging = LocalSGD() if self.averaging is None else self.averaging
         check_parameters(averaging, averaging.valid)
         config = TrainingConfig.of(local)
-        task = local._output_task()
+        task = local._output_spec()
         known = None
         if task.classifies:
             is_graph = resolve_builder(local.model) is None and not hasattr(local.model, "fit")
@@ -263,7 +263,7 @@ def _require_minibatches(local: Any, validation: Any) -> None:
             "loss='reconstruction' learns the rows of X in memory: fit OrtGradientRegressor to a sample, such as "
             "X.sample(frac=0.1).compute()."
         )
-    task = local._output_task()
+    task = local._output_spec()
     if task.declared:
         raise ValueError(
             f"Workers of a cluster train on labels or numbers, and loss={local.loss!r} takes targets by name. Write "

@@ -21,7 +21,7 @@ from .._data.batches import Block
 from .._data.row_blocks import RowBlocks
 from .._data.statistics import Extremes, LabelCounts, Moments
 from .._data.targets import Classes
-from .._estimators.outputs import OutputTask
+from .._estimators.outputs import OutputSpec
 from .._estimators.streams import (
     SAMPLE_BLOCKS,
     SAMPLE_ROWS,
@@ -84,10 +84,10 @@ class Table:
     parts: list[Future]
     places: list[str]
 
-    def learn(self, output_task: OutputTask, classes: Classes, *, with_content: bool) -> list[Facts]:
+    def learn(self, output_spec: OutputSpec, classes: Classes, *, with_content: bool) -> list[Facts]:
         """Return the facts of all partitions, whose content has a digest ``with_content``."""
         asked = [
-            self.cluster.submit(_facts, part, output_task, classes, with_content, place)
+            self.cluster.submit(_facts, part, output_spec, classes, with_content, place)
             for part, place in zip(self.parts, self.places, strict=True)
         ]
         facts: list[Facts] = self.cluster.gather(asked, self.places)
@@ -97,7 +97,7 @@ class Table:
             raise ValueError("All rows to train on have weight zero.")
         return facts
 
-    def sample(self, output_task: OutputTask, facts: Sequence[Facts]) -> list[tuple[str, Part]]:
+    def sample(self, output_spec: OutputSpec, facts: Sequence[Facts]) -> list[tuple[str, Part]]:
         """Return all rows, or about ``SAMPLE_ROWS`` that count, evenly spaced in evenly spaced partitions."""
         chosen = [i for i, one in enumerate(facts) if one.n_rows]
         total = sum(one.n_rows for one in facts)
@@ -108,7 +108,7 @@ class Table:
             chosen = [chosen[i] for i in np.unique(spaced)]
             stride = max(1, -(-sum(facts[i].n_counted for i in chosen) // SAMPLE_ROWS))
         places = [self.places[i] for i in chosen]
-        taken = [self.cluster.submit(_sampled, self.parts[i], output_task, stride) for i in chosen]
+        taken = [self.cluster.submit(_sampled, self.parts[i], output_spec, stride) for i in chosen]
         return list(zip(places, self.cluster.gather(taken, places), strict=True))
 
 
@@ -239,7 +239,7 @@ def _length(X: Any) -> int:
     return int(X.num_rows if hasattr(X, "num_rows") else X.shape[0])
 
 
-def _facts(part: Part, output_task: OutputTask, classes: Classes, with_content: bool, place: str) -> Facts:
+def _facts(part: Part, output_spec: OutputSpec, classes: Classes, with_content: bool, place: str) -> Facts:
     """Return the facts of a partition."""
     X, y, weights = part
     content = ""
@@ -252,8 +252,8 @@ def _facts(part: Part, output_task: OutputTask, classes: Classes, with_content: 
     known = Stream(None, [], 0, 0, np.random.RandomState(0))
     own = list[LabelCounts]()
     try:
-        counted = int(np.count_nonzero(mask_of_rows(output_task, y, weights)))
-        add_targets(known, output_task, y, weights, classes, own, trains=counted > 0)
+        counted = int(np.count_nonzero(mask_of_rows(output_spec, y, weights)))
+        add_targets(known, output_spec, y, weights, classes, own, trains=counted > 0)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{place}: {error}") from error
     key = known.block_means[0] if known.block_means else 0.0
@@ -262,12 +262,12 @@ def _facts(part: Part, output_task: OutputTask, classes: Classes, with_content: 
     )
 
 
-def _sampled(part: Part, output_task: OutputTask, stride: int) -> Part:
+def _sampled(part: Part, output_spec: OutputSpec, stride: int) -> Part:
     """Return every row of a partition that counts, ``stride`` rows apart; all rows for 0."""
     if not stride:
         return part
     X, y, weights = part
-    rows = np.flatnonzero(mask_of_rows(output_task, y, weights))[::stride]
+    rows = np.flatnonzero(mask_of_rows(output_spec, y, weights))[::stride]
     return taken_rows(X, rows), y[rows], None if weights is None else weights[rows]
 
 
@@ -292,7 +292,7 @@ class ClusterStream(Stream):
 
     @classmethod
     def of(
-        cls, table: Table, output_task: OutputTask, facts: list[Facts], samples: list[tuple[str, Part]], rng: Any
+        cls, table: Table, output_spec: OutputSpec, facts: list[Facts], samples: list[tuple[str, Part]], rng: Any
     ) -> Self:
         """Return the stream of a table with these facts."""
         stream = cls(table, [], 0, 0, rng, facts=facts, samples=samples)
@@ -301,7 +301,7 @@ class ClusterStream(Stream):
         if sum(len(one[1]) for _, one in samples) == sum(one.n_rows for one in facts):
             # Every row is here, so learn from them as from an array, to the bit.
             _, y, weights = joined_parts([one for _, one in samples])
-            facts = [_facts((y, y, weights), output_task, None, False, "y")]
+            facts = [_facts((y, y, weights), output_spec, None, False, "y")]
         for one in facts:
             for i, counts in enumerate(one.labels):
                 if i == len(stream.labels):
@@ -311,7 +311,7 @@ class ClusterStream(Stream):
                 stream.extremes.merge(one.extremes)
             for key, moments in one.moments.items():
                 stream.moments[key] = stream.moments[key].merge(moments) if key in stream.moments else moments
-        if output_task.classifies:
+        if output_spec.classifies:
             labels = stream.labels[0].labels
             for one in stream.facts:
                 one.key = 0.0 if one.own_labels is None else mean_place(one.own_labels, labels)

@@ -11,7 +11,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.utils.class_weight import compute_class_weight
 
-from onnxtrain_sklearn._data.class_weight import balanced_weights
+from onnxtrain_sklearn._data.row_weights import balanced_weights
 from onnxtrain_sklearn._data.statistics import ColumnQuantiles, Extremes, LabelCounts, Moments, exact_quantiles
 
 RNG = np.random.default_rng(0)

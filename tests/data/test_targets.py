@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.exceptions import DataConversionWarning
 from sklearn.utils.class_weight import compute_sample_weight
 
-from onnxtrain_sklearn._data.class_weight import row_weights
+from onnxtrain_sklearn._data.row_weights import row_weights
 from onnxtrain_sklearn._data.targets import Targets, class_targets, labels_of, regression_targets
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from onnxtrain_sklearn import (
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
 from onnxtrain_sklearn._estimators import graph_plan as module
-from onnxtrain_sklearn._estimators.call import Examples
+from onnxtrain_sklearn._estimators.call import EncodedData
 from onnxtrain_sklearn._estimators.graph_plan import built_graph
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import structure
@@ -65,7 +65,7 @@ def test_cached_form_equals_a_new_build(builder, task):
         data = {name: array for name, array in {"X": X, "y": y}.items() if name in keywords_of(builder)}
         whole = builder.build(7, 1, np.random.RandomState(seed), **data)
         expected = trainable_model(load(whole))
-        examples = Examples({"X": InputData(X, np.dtype(np.float32))}, Targets(y, task, 1), None)
+        examples = EncodedData({"X": InputData(X, np.dtype(np.float32))}, Targets(y, task, 1), None)
         found = built_graph(builder, examples, examples.targets.n_scores, None, np.random.RandomState(seed))
         assert found.parameters == expected.parameters
         assert found.members == getattr(builder, "n_members", None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxtrain_sklearn import AdamW
-from onnxtrain_sklearn._training.parameters import Factors, FlatParameters, owned, segments, select_trainable
+from onnxtrain_sklearn._training.parameters import Factors, FlatParameters, owned, select_trainable, vector_segments
 from onnxtrain_sklearn._training.step_parts import OptimizerState
 
 WEIGHTS = {
@@ -72,7 +72,7 @@ def test_neighbors_share_a_segment():
     factors = {"a": Factors(0.1), "d": Factors(2.0), "e": Factors(0.1)}
     parameters = FlatParameters(weights, np.float32, groups=factors)
     assert parameters.names == ("b", "d", "c", "a", "e")
-    assert [(s.part.start, s.part.stop, s.factors.rate) for s in segments(parameters, factors, AdamW())] == [
+    assert [(s.part.start, s.part.stop, s.factors.rate) for s in vector_segments(parameters, factors, AdamW())] == [
         (0, 6, 1.0), (6, 11, 2.0), (11, 15, 1.0), (15, 18, 0.1),
     ]  # fmt: skip
     assert parameters.penalized == slice(0, 11)

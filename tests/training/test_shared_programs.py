@@ -34,7 +34,7 @@ from onnxtrain_sklearn import (
 )  # fmt: skip
 from onnxtrain_sklearn._data.columns import InputData
 from onnxtrain_sklearn._data.targets import Targets
-from onnxtrain_sklearn._estimators.call import Examples
+from onnxtrain_sklearn._estimators.call import EncodedData
 from onnxtrain_sklearn._estimators.graph_plan import built_graph
 from onnxtrain_sklearn._importers.load import load
 from onnxtrain_sklearn._ir.queries import structure
@@ -378,7 +378,7 @@ def test_tasks_of_equal_shapes_have_their_own_losses():
 )
 def test_weights_that_a_builder_draws_are_those_that_it_builds(builder):
     targets = Targets(np.zeros((40, 2)), "regression", 2)
-    examples = Examples({"X": InputData(X, np.dtype(np.float32))}, targets, None)
+    examples = EncodedData({"X": InputData(X, np.dtype(np.float32))}, targets, None)
     expected = trainable_model(load(builder.build(4, 2, np.random.RandomState(7))))
     for _ in range(2):
         found = built_graph(builder, examples, examples.targets.n_scores, None, np.random.RandomState(7))
