@@ -66,7 +66,8 @@ class Members:
         self._variables: list[Variable] = []
         self._computed: list[tuple[ir.Value, Variable]] = []
         self._declared: dict[tuple[int, int, bool], list[Variable]] = {}
-        self._alive: list[object] = []  # options and variables are found by id
+        # Hold the objects whose id is a key here or in skl2onnx's options: a freed object would pass its id on.
+        self._alive: list[object] = []
 
     @property
     def rows(self) -> list[Variable]:
@@ -102,8 +103,8 @@ class Members:
         """Return a value as float64."""
         return self.op.Cast(value, to=DOUBLE)
 
-    def single(self, *estimators: Estimator) -> bool:
-        """Return True if the numbers of all these estimators are float32: those of this package, for such rows."""
+    def computes_float32(self, *estimators: Estimator) -> bool:
+        """Return True if all these estimators predict float32: estimators of this package, for rows of float32."""
         from .._fitted.model_record import last_step  # needs much of scikit-learn
 
         float32 = skl2onnx_bridge.types().FloatTensorType
@@ -139,7 +140,7 @@ class Members:
             holder.add_options(id(last), wanted)
         self._alive += [estimator, last]
         outputs = list(skl2onnx_bridge.parse(self._scope, estimator, rows, {}))
-        if type(last) in _ensembles():  # as scikit-learn passes them on
+        if type(last) in _conversions():  # float64 between meta-estimators, as in scikit-learn
             outputs[-1].set_type(skl2onnx_bridge.types().DoubleTensorType())
         return outputs
 
@@ -244,7 +245,7 @@ def _average(m: Members, parts: Sequence[ir.Value], weights: Sequence[float] | N
     if weights is not None:
         products = [m.op.Mul(part, float(w)) for part, w in zip(parts, weights, strict=True)]
         return m.op.Div(_sum(m, products), float(np.sum(weights)))
-    if m.single(*m.outer.estimators_):
+    if m.computes_float32(*m.outer.estimators_):
         return m.op.Div(_sum(m, [m.op.Cast(part, to=FLOAT) for part in parts]), np.float32(len(parts)))
     return m.op.Div(_sum(m, parts), float(len(parts)))
 
@@ -341,12 +342,12 @@ def _rows_of_bag(m: Members) -> list[list[Variable] | None]:
 def _calibrated(m: Members) -> Results:
     members = m.outer.calibrated_classifiers_
     parts = [_temperature(m, one) if one.method == "temperature" else _by_class(m, one) for one in members]
-    parts = [m.op.Where(_is_rounding(m, p), 1.0, p) for p in parts]
+    parts = [m.op.Where(_exceeds_one_by_rounding(m, p), 1.0, p) for p in parts]
     mean = m.op.Div(_sum(m, parts), float(len(parts)))
     return m.chosen(mean), mean
 
 
-def _is_rounding(m: Members, p: ir.Value) -> ir.Value:
+def _exceeds_one_by_rounding(m: Members, p: ir.Value) -> ir.Value:
     """Return where a probability exceeds one by rounding."""
     return m.op.And(m.op.Greater(p, 1.0), m.op.LessOrEqual(p, 1.0 + 1e-5))
 
@@ -420,11 +421,11 @@ def _temperature(m: Members, one: Estimator) -> ir.Value:
     else:
         p = op.Concat(op.Sub(1.0, given), given, axis=1) if len(one.classes) == 2 else given
         logits = op.Log(op.Add(p, 1e-12))
-        if m.single(one.estimator):
+        if m.computes_float32(one.estimator):
             logits = op.Log(op.Add(op.Cast(p, to=FLOAT), np.float32(1e-12)))
     beta = one.calibrators[0].beta_
     # numpy multiplies float32 by a Python float in float32, and by a float64 of its own in float64.
-    dtype = np.result_type(np.zeros(1, np.float32 if m.single(one.estimator) else np.float64), beta)
+    dtype = np.result_type(np.zeros(1, np.float32 if m.computes_float32(one.estimator) else np.float64), beta)
     scaled = op.Mul(op.Cast(logits, to=int(ir.DataType.from_numpy(dtype))), dtype.type(beta))
     return m.double(op.Softmax(scaled, axis=1))
 
@@ -446,7 +447,7 @@ def _threshold(m: Members) -> Results:
         score = op.Neg(score) if rule.positive == 0 else score
     # numpy compares float32 with a Python float in float32, and with a float64 of its own in float64.
     given = getattr(outer, "best_threshold_", getattr(outer, "threshold", None))
-    scores = np.zeros(1, np.float32 if m.single(inner) else np.float64)
+    scores = np.zeros(1, np.float32 if m.computes_float32(inner) else np.float64)
     limit = np.result_type(scores, rule.limit if isinstance(given, str) else given).type(rule.limit)
     reached = op.GreaterOrEqual(op.Cast(score, to=int(ir.DataType.from_numpy(limit.dtype))), limit)
     places = op.Where(reached, np.array(rule.positive), np.array(1 - rule.positive))
@@ -554,8 +555,8 @@ def _refuse(m: Members) -> Results:
 
 
 @dataclass(frozen=True)
-class Ensemble:
-    """The converter of a class of meta-estimators.
+class Conversion:
+    """The conversion of a class of meta-estimators.
 
     Attributes
     ----------
@@ -578,7 +579,7 @@ def _columns_of_stack(outer: Estimator) -> int:
 
 
 @cache
-def _ensembles() -> dict[type, Ensemble]:
+def _conversions() -> dict[type, Conversion]:
     from sklearn.calibration import CalibratedClassifierCV
     from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import (
@@ -594,20 +595,20 @@ def _ensembles() -> dict[type, Ensemble]:
     from sklearn.multioutput import ClassifierChain, RegressorChain
 
     return {
-        BaggingClassifier: Ensemble(_bag),
-        BaggingRegressor: Ensemble(_bag_of_regressors, _one_column),
-        CalibratedClassifierCV: Ensemble(_calibrated),
-        ClassifierChain: Ensemble(_chain),
-        FixedThresholdClassifier: Ensemble(_threshold),
-        OneVsOneClassifier: Ensemble(_refuse),
-        OneVsRestClassifier: Ensemble(_one_vs_rest),
-        RegressorChain: Ensemble(_chain_of_regressors, lambda outer: len(outer.estimators_)),
-        StackingClassifier: Ensemble(_stack),
-        StackingRegressor: Ensemble(_stack_of_regressors, _columns_of_stack),
-        TransformedTargetRegressor: Ensemble(_target, _columns_of_target),
-        TunedThresholdClassifierCV: Ensemble(_threshold),
-        VotingClassifier: Ensemble(_vote),
-        VotingRegressor: Ensemble(_vote_of_regressors, _one_column),
+        BaggingClassifier: Conversion(_bag),
+        BaggingRegressor: Conversion(_bag_of_regressors, _one_column),
+        CalibratedClassifierCV: Conversion(_calibrated),
+        ClassifierChain: Conversion(_chain),
+        FixedThresholdClassifier: Conversion(_threshold),
+        OneVsOneClassifier: Conversion(_refuse),
+        OneVsRestClassifier: Conversion(_one_vs_rest),
+        RegressorChain: Conversion(_chain_of_regressors, lambda outer: len(outer.estimators_)),
+        StackingClassifier: Conversion(_stack),
+        StackingRegressor: Conversion(_stack_of_regressors, _columns_of_stack),
+        TransformedTargetRegressor: Conversion(_target, _columns_of_target),
+        TunedThresholdClassifierCV: Conversion(_threshold),
+        VotingClassifier: Conversion(_vote),
+        VotingRegressor: Conversion(_vote_of_regressors, _one_column),
     }
 
 
@@ -617,7 +618,7 @@ def register_meta_estimators() -> None:
     from sklearn.model_selection import RandomizedSearchCV
     from sklearn.multioutput import ClassifierChain
 
-    for kind, own in _ensembles().items():
+    for kind, own in _conversions().items():
         theirs = skl2onnx_bridge.replaceable(kind)
         if theirs is not None:
             options = None if own.columns else CLASSIFIER_OPTIONS | skl2onnx_bridge.allowed_options(kind)
@@ -644,7 +645,7 @@ def _holds_network(scope: Scope) -> bool:
     return any(_is_own(part) for one in outer for _, part in walk(one))
 
 
-def _declaring(own: Ensemble, theirs: Callable[..., None] | None) -> Callable[[Operator], None]:
+def _declaring(own: Conversion, theirs: Callable[..., None] | None) -> Callable[[Operator], None]:
     def declare(operator: Operator) -> None:
         if theirs is not None and not _holds_network(operator.scope_inst):
             theirs(operator)
@@ -680,7 +681,7 @@ def _wide_type(operator: Operator) -> Any:
     return double if isinstance(operator.outputs[-1].type, double) else number_type(operator)
 
 
-def _converting(own: Ensemble, theirs: Callable[..., None] | None) -> Callable[[Scope, Operator, Container], None]:
+def _converting(own: Conversion, theirs: Callable[..., None] | None) -> Callable[[Scope, Operator, Container], None]:
     def convert(scope: Scope, operator: Operator, container: Container) -> None:
         if theirs is not None and not _holds_network(scope):
             theirs(scope, operator, container)
