@@ -137,7 +137,7 @@ Rows of a minibatch. Each epoch leaves out the last rows of its random order if 
         if self.monotonic_cst is None:
             return None
         names, numbers = preprocessing.names, preprocessing.numbers
-        signs = signs_of_columns(self.monotonic_cst, len(names), getattr(self, "feature_names_in_", None))
+        signs = signs_of_columns(self.monotonic_cst, len(names), names)
         for place in np.flatnonzero(signs):
             if place not in numbers:
                 raise ValueError(

@@ -11,7 +11,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
-from onnxtrain_sklearn import OrtGradientRegressor, RealMLP, RealMLPClassifier, RealMLPRegressor
+from onnxtrain_sklearn import OrtGradientRegressor, RealMLP, RealMLPClassifier, RealMLPRegressor, RowBlocks
 from onnxtrain_sklearn.exceptions import InvalidParameterError
 from tests.helpers.environment import each_engine
 
@@ -180,3 +180,10 @@ def test_search_over_signs():
 def test_unsuitable_constraints_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_tables_in_files_are_constrained_by_name(tmp_path):
+    columns = ["size", "b", "age"]
+    X[columns].assign(y=Y).to_csv(tmp_path / "table.csv", index=False)
+    model = regressor("td", max_iter=4).fit(RowBlocks(tmp_path / "table.csv", target="y", buffer_rows=100))
+    assert largest_fall(lambda Z: model.predict(Z[columns])) < 2e-6
