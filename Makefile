@@ -1,6 +1,7 @@
 # Each target sets up all that it needs: a virtual environment in $(VENV), the package and one onnxruntime.
 #   make demo            train on three data sets, write ONNX files and a picture into demo-output/
-#   make quick           a case of every test, one proof of each gradient rule, no slow tests, in about two minutes
+#   make quick           a case of every test, one proof of each gradient rule, no slow tests, in about two minutes;
+#                        QUICK= adds the examples in docstrings and the checks of documentation and source
 #   make test            ruff, mypy and the tests: each rule, loss, optimizer, schedule, converter and error once
 #   make test-all        what make test runs, the further cases of every matrix, and slow tests
 #   make modules         the modules of the package, each with its subject
@@ -57,6 +58,7 @@ OLDEST ?=
 OP ?=
 AND ?=
 CASES ?= 1
+QUICK ?= tests --ignore=tests/repository
 LINT ?= lint
 FUZZ ?= 1000
 FIRST ?= 0
@@ -93,7 +95,7 @@ demo: $(STAMP)
 	$(BIN)/python -m onnxtrain_sklearn demo
 
 quick: $(STAMP)
-	$(PYTEST) --quick --cases $(CASES) $(if $(AND),--and $(AND))
+	$(PYTEST) $(QUICK) --quick --cases $(CASES) $(if $(AND),--and $(AND))
 
 test: $(STAMP) $(LINT)
 	$(PYTEST) -m "not exhaustive and not slow"

@@ -325,15 +325,18 @@ def r2_in_part(values: np.ndarray, counted: np.ndarray, predicted: np.ndarray, w
 def r2_by_number(y: Any, sample_weight: Any, predict: Callable[[], np.ndarray]) -> float | None:
     """Return the mean R² of the columns of ``y`` where some numbers are missing, or have weights; else None."""
     found = numbers_in_part(y)
+    weights: np.ndarray | None = None
     if weighs_labels(sample_weight):
         if found is None:
             values = np.asarray(y, np.float64)
             found = values, np.ones(values.shape, bool)
-        return r2_in_part(*found, predict(), checked_label_weights(sample_weight, found[0].shape))
-    if found is None:
+        weights = checked_label_weights(sample_weight, found[0].shape)
+    elif found is None:
         return None
-    weights = None if sample_weight is None else checked_weights(sample_weight, len(found[0]))
-    return r2_in_part(*found, predict(), weights)
+    elif sample_weight is not None:
+        weights = checked_weights(sample_weight, len(found[0]))
+    values, counted = found
+    return r2_in_part(values, counted, predict(), weights)
 
 
 def r_squared(truth: np.ndarray, predicted: np.ndarray, weights: np.ndarray | None) -> float:

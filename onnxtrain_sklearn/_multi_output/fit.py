@@ -540,11 +540,11 @@ def weights_and_rows(
     output_spec: OutputSpec, y: Any, sample_weight: Any, n_rows: int, *, allow_missing: bool = True
 ) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the checked weights of the rows or of their labels, and the mask of the rows that have a target."""
-    counted = np.ones(n_rows, bool)
+    counted: np.ndarray = np.ones(n_rows, bool)
     weights = None
     if weighs_labels(sample_weight):
         weights = checked_label_weights(sample_weight, (n_rows, *np.shape(y)[1:]))
-        counted = weights.any(axis=1)
+        counted = np.asarray(weights.any(axis=1))
     elif sample_weight is not None:
         weights = checked_weights(sample_weight, n_rows)
         counted = weights > 0
