@@ -6,7 +6,9 @@ rows, and training gives the same bits as on arrays. Otherwise they are a sample
 are prepared. A :class:`Stream` then collects from all rows what the first step needs: the classes and their weights,
 the scale and the range of numeric targets. :meth:`Stream.batches` makes the minibatches of all rows.
 
-:func:`predicted_batches` and :func:`score_of_source` read a source once and in order, one table after the other.
+The second part, from :data:`BATCH_ROWS` on, predicts and scores: :func:`predicted_batches` and :func:`score_of_source`
+read a source once and in order, one table after the other. Both parts share the reading of blocks
+(:func:`block_parts`) and errors that name the place of a row (:func:`named_place`).
 """
 
 from __future__ import annotations
