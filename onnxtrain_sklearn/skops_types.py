@@ -28,10 +28,13 @@ ESTIMATORS = (
 HELD = (
     "_model.declared_targets.DeclaredTargets",
     "_model.declared_targets.SizedTarget",
+    "_recipes.ensemble.MemberPlace",
+    "_recipes.importances.EffectSource",
     "_recipes.preprocessing.Categories",
     "_recipes.preprocessing.Preprocessing",
     "_recipes.preprocessing.QuantileScaling",
     "_recipes.preprocessing.RobustScaling",
+    "_recipes.raw_table.RawTable",
     "_recipes.times.Calendar",
     "_ort.devices.Device",
     "_training.step.StepKind",

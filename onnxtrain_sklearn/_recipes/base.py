@@ -95,6 +95,7 @@ from .ensemble import (
     train_members,
     untrained_networks,
 )
+from .importances import SAMPLE_ROWS, EffectSource
 from .preprocessing import Preprocessing, Scaling
 from .raw_table import CategoricalFeatures, categorical_columns, read_table, warn_of_columns
 from .streams import BlockExamples, check_columns, with_categories
@@ -179,6 +180,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     callbacks_: list[dict[str, Any]]
     _task: Task
     _distribution: Loss | None
+    _effects: EffectSource
+    _importances: np.ndarray | None
     _graph: bytes
     _inputs: Preprocessing
     _device: Device
@@ -345,6 +348,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         trained = train_members(recipe._members(examples, choice), training, examples, place)
         # Set all fitted attributes at once: an error or an interrupt before this line leaves none of them behind.
         networks = trained.networks
+        effects = EffectSource(trained.places, *examples.sample(SAMPLE_ROWS), examples.task, networks[0].engine_)
         vars(self).update(
             _graph=trained.graph.content,
             _prediction=trained.graph,
@@ -353,6 +357,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             _session_options=place.session_options,
             _predictors={},
             _epochs=epochs_of(networks),
+            _effects=effects,
+            _importances=None,
             n_outputs_=networks[0].n_outputs_,
             n_iter_=max(network.n_iter_ for network in networks),
             loss_curves_=[network.loss_curve_ for network in networks],
@@ -426,6 +432,18 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         if "loss_curves_" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'history_': it is not fitted.")
         return EpochRows(map(dict, self._epochs))
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        """Mean absolute effects of the columns, of shape (n_features,); their sum is one."""
+        if "_effects" not in vars(self):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute 'feature_importances_': it is not fitted."
+            )
+        found = self._importances
+        if found is None:
+            found = self._importances = self._effects.importances(self._graph, self._inputs)
+        return np.array(found)
 
     def export_training(
         self,
@@ -751,6 +769,12 @@ n_features_in_ : int
     Number of columns of ``X``.
 feature_names_in_ : ndarray of str
     Names of the columns, if ``X`` has them.
+feature_importances_ : ndarray of shape (n_features,)
+    Mean absolute effect of each column on the prediction, by integrated gradients over 64 rows of the training data;
+    the sum is one. The effect is that of the value in place of the median or the most frequent category. Of classes, it
+    is that on the probability of the predicted one. It is computed when it is first read, and the estimator keeps these
+    rows. As all importances of this kind, they tell what the model uses, not
+    what the score depends on: see :func:`sklearn.inspection.permutation_importance`.
 n_outputs_ : int
     Number of scores of a row.
 n_iter_ : int

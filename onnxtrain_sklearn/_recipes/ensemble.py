@@ -133,11 +133,13 @@ class PreparedMember:
 class TrainedMembers:
     """The trained networks, one graph of all of them, and the interrupt that ended training early.
 
-    ``preprocessing`` belongs to the first member; it turns a table into the inputs of the graph.
+    ``places`` say where the networks are in the graph. ``preprocessing`` belongs to the first member; it turns a table
+    into the inputs of the graph.
     """
 
     networks: list[Network]
     graph: PredictionGraph
+    places: list[MemberPlace]
     preprocessing: Preprocessing
     interrupted: KeyboardInterrupt | None
 
@@ -165,6 +167,9 @@ class RecipeExamples(Protocol):
 
     def parts(self) -> Iterator[bytes]:
         """Yield digests of the data, by which a Checkpoint knows them again."""
+
+    def sample(self, count: int) -> tuple[RawTable, Sequence[bool]]:
+        """Return up to ``count`` rows from all over the table, and flags of the columns that are categories."""
 
     def folds(
         self, count: int, choice: ValidationSplit | None, rng: np.random.RandomState
@@ -244,8 +249,8 @@ def train_members(
         share = share_of_linear(examples.task, held_out, n_rows)
         models = [replace(one, linear=own, share=share) for one, own in zip(models, linear, strict=True)]
     networks = [one.network for one in begun]
-    model = assembled(models, examples.task, examples.classes, networks[0]._state.decoding.distribution)
-    return TrainedMembers(networks, prediction_graph(model), begun[0].preprocessing, interrupted)
+    model, places = assembled(models, examples.task, examples.classes, networks[0]._state.decoding.distribution)
+    return TrainedMembers(networks, prediction_graph(model), places, begun[0].preprocessing, interrupted)
 
 
 def _held_out_by(
@@ -442,6 +447,11 @@ class TableExamples:
             settings |= dict(zip(("X_val", "y_val", "sample_weight_val"), parts, strict=True))
         return X, y, settings
 
+    def sample(self, count: int) -> tuple[RawTable, Sequence[bool]]:
+        """Return up to ``count`` rows, evenly spaced, and flags of the columns that are categories."""
+        used = self.used
+        return self.table.rows(used[evenly_spaced(len(used), count)]), self.categorical
+
     def parts(self) -> Iterator[bytes]:
         """Yield digests of columns, targets and weights, by which a Checkpoint knows the data again."""
         for name, column in zip(self.table.names, self.table.columns, strict=True):
@@ -461,6 +471,11 @@ class TableExamples:
             y = y if self.classes is None else self.classes[y]  # the network encodes its labels itself
             y = y.ravel() if y.ndim == 2 and y.shape[1] == 1 else y
         return matrix, y, None if self.weights is None else self.weights[rows]
+
+
+def evenly_spaced(size: int, count: int) -> np.ndarray:
+    """Return up to ``count`` indices from 0 to ``size``, evenly spaced."""
+    return np.asarray(np.linspace(0, size - 1, min(size, count)).round().astype(int))
 
 
 # Rows for training and for validation of each member of an ensemble.
@@ -505,6 +520,23 @@ def validation_folds(
 # One graph from a raw table to predictions: preprocessing and network of each member, and the mean of the members.
 
 
+@dataclass(frozen=True)
+class MemberPlace:
+    """Where a member is in the graph of all of them.
+
+    Attributes
+    ----------
+    matrix, predictions : str
+        Names of the values that it reads and computes.
+    owners : ndarray of int
+        The column of the table of which each column of the matrix is made.
+    """
+
+    matrix: str
+    predictions: str
+    owners: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class Member:
     """A trained network and its preprocessing.
@@ -528,14 +560,17 @@ class Member:
 
 def assembled(
     members: Sequence[Member], task: Task, classes: np.ndarray | None = None, distribution: Loss | None = None
-) -> ir.Model:
-    """Return the graph that predicts from the raw table; ``classes`` are the labels of classifiers.
+) -> tuple[ir.Model, list[MemberPlace]]:
+    """Return the graph that predicts from the raw table, and where its members are.
+
+    ``classes`` are the labels of classifiers.
 
     Several members are averaged: their predictions, or their probabilities, which give the labels; ``distribution`` is
     the loss that combines what else they predict.
     """
     op = members[0].preprocessing.new_graph()
     results = list[Sequence[ir.Value]]()
+    ends = list[tuple[ir.Value, ir.Value]]()
     further = list[str]()
     for i, member in enumerate(members):
         matrix = member.preprocessing.emit(op)
@@ -549,6 +584,7 @@ def assembled(
         if member.linear is not None:
             outputs = [member.linear.mixed(op, matrix, outputs[-1], member.share)]
         results.append(outputs)
+        ends.append((matrix, outputs[0] if task == "regression" else outputs[-1]))
     several = len(members) > 1 or members[0].linear is not None
     outputs = averaged_predictions(op, results, task, classes, distribution) if several else results[0]
     names = ["variable"] if task == "regression" else ["label", "probabilities"]
@@ -559,7 +595,9 @@ def assembled(
     model = ir.Model(op.graph, ir_version=8, producer_name="onnxtrain_sklearn")
     if any(value.type is None or value.shape is None for value in op.graph.outputs):
         infer_shapes(model)
-    return model
+    named = [(str(matrix.name), str(predictions.name)) for matrix, predictions in ends]
+    owners = [member.preprocessing.owners for member in members]
+    return model, [MemberPlace(*names, own) for names, own in zip(named, owners, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -146,6 +146,13 @@ class Preprocessing:
         return {len(self.numbers) + i: size for i, size in enumerate(sizes)}
 
     @property
+    def owners(self) -> np.ndarray:
+        """The column of the table of which each column of the matrix is made."""
+        of_times = [own.place for own in self.calendars for _ in PARTS]
+        numbers = [[*range(len(self.names)), *of_times][i] for i in self.numbers]
+        return np.array([*numbers, *(own.place for own in self.categories), *(numbers[i] for i in self.gaps)], int)
+
+    @property
     def width(self) -> int:
         """Columns of the matrix."""
         return len(self.numbers) + len(self.code_columns)

@@ -36,12 +36,16 @@ from .._estimators.streams import (
     targets_of,
 )
 from .._model.links import Task
-from .ensemble import MemberRecipe, Place, PreparedMember
+from .ensemble import MemberRecipe, Place, PreparedMember, evenly_spaced
 from .preprocessing import ColumnStatistics, Preprocessing, fit_to_statistics, numbers_of
 from .raw_table import CategoricalFeatures, RawTable, categorical_columns, read_table, warn_of_columns
 
 SAMPLE_ROWS = 2**15
 """Evenly spaced rows, at most, that tell whether to warn of the numbers of a column."""
+
+
+SAMPLE_BLOCKS = 8
+"""Blocks, at least, from which rows are taken whose effects of the columns are computed."""
 
 
 class BlockExamples:
@@ -88,6 +92,17 @@ class BlockExamples:
         """The labels of a classifier."""
         classes = self.targets_of_all.classes
         return classes if isinstance(classes, np.ndarray) else None
+
+    def sample(self, count: int) -> tuple[RawTable, Sequence[bool]]:
+        """Return up to ``count`` rows of a few blocks, and flags of the columns that are categories."""
+        blocks = np.array(list(self._fold))
+        needed = -(-count * len(blocks) // sum(self._counts.values()))  # more where blocks are small
+        blocks = blocks[evenly_spaced(len(blocks), max(SAMPLE_BLOCKS, needed))]
+        with closing(self._tables(blocks.tolist())) as tables:
+            parts = [table.rows(evenly_spaced(len(table), -(-count // len(blocks)))) for table in tables]
+        columns = tuple(map(np.concatenate, zip(*(one.columns for one in parts), strict=True)))
+        whole = self._merged(sorted(self._statistics))
+        return RawTable(self._names, columns, parts[0].declared), [one.is_categorical for one in whole]
 
     def parts(self) -> Iterator[bytes]:
         """Yield digests of all blocks, by which a Checkpoint knows the data again."""

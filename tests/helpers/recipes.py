@@ -53,4 +53,4 @@ def member(recipe: Any, X: Any, y: Any, seed: int) -> Member:
 
 def outputs_of(members: Sequence[Member], task: Any, **feeds: np.ndarray) -> list[np.ndarray]:
     """Return labels of three classes, and probabilities, by the graph of some networks."""
-    return evaluate(ir.to_proto(assembled(members, task, np.arange(3))), **feeds)
+    return evaluate(ir.to_proto(assembled(members, task, np.arange(3))[0]), **feeds)

@@ -85,7 +85,7 @@ def test_ensemble_of_networks_has_the_moments_of_their_mixture(loss, monkeypatch
         members.clear()
         fitted = recipe("realmlp", loss, y, max_iter=30 if name == "negative_binomial" else 4)
         assert len(members) == 3
-        graphs = [ir.to_proto(assembled([one], "regression")) for one in members]
+        graphs = [ir.to_proto(assembled([one], "regression")[0]) for one in members]
         location, further = (np.stack([evaluate(one, X=X)[i] for one in graphs], axis=1) for i in range(2))
         assert_allclose(fitted.predict(X).reshape(400, -1), location.mean(axis=1), rtol=1e-5)
         assert np.ptp(location, axis=1).max() > 1e-3
