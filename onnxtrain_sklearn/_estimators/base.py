@@ -526,7 +526,14 @@ class BaseOrtGradient(HiddenFeatures, GraphEstimator):
         resume = is_on(self.warm_start)
         return train(self, Call(X, y, sample_weight, None, validation, resume=resume, old_rows=old_rows, groups=groups))
 
-    def initialize(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> Self:
+    def initialize(
+        self,
+        X: TableLike,
+        y: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
+    ) -> Self:
         """Prepare the estimator for training, as :meth:`fit` does, without taking a step.
 
         The graph is built for the data, its weights are drawn, scales and classes are determined, and the optimizer is
@@ -537,7 +544,7 @@ class BaseOrtGradient(HiddenFeatures, GraphEstimator):
 
         Parameters
         ----------
-        X, y, sample_weight : as for :meth:`fit`
+        X, y, sample_weight, groups : as for :meth:`fit`
 
         Returns
         -------
@@ -556,7 +563,7 @@ class BaseOrtGradient(HiddenFeatures, GraphEstimator):
         >>> bool((other.predict_proba(X) == trained.predict_proba(X)).all())
         True
         """
-        return initialize(self, Call(X, y, sample_weight, None))
+        return initialize(self, Call(X, y, sample_weight, None, groups=groups))
 
     @property
     def coef_(self) -> np.ndarray:

@@ -160,6 +160,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         sample_weight: ArrayLike | None = None,
         *,
         classes: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
         """Prepare the estimator for training, as :meth:`fit` does, without taking a step.
 
@@ -170,7 +171,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
 
         Parameters
         ----------
-        X, y, sample_weight : as for :meth:`fit`
+        X, y, sample_weight, groups : as for :meth:`fit`
         classes : array-like of shape (n_classes,), or list of them, default=None
             All labels, where ``y`` may lack some; None: those in ``y``.
 
@@ -191,7 +192,7 @@ class OrtGradientClassifier(ClassifierMixin, BaseOrtGradient):
         >>> bool((other.predict_proba(X) == trained.predict_proba(X)).all())
         True
         """
-        return initialize(self, Call(X, y, sample_weight, _known_classes(self, classes, None)))
+        return initialize(self, Call(X, y, sample_weight, _known_classes(self, classes, None), groups=groups))
 
     @available_if(trains_in_minibatches)
     def partial_fit(

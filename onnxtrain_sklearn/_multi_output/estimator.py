@@ -265,6 +265,7 @@ class OrtGradientMultiOutput(GraphEstimator):
         sample_weight: Any = None,
         *,
         classes: Mapping[str, ArrayLike] | None = None,
+        groups: ArrayLike | None = None,
     ) -> Self:
         """Prepare the estimator for training, as :meth:`fit` does, without taking a step.
 
@@ -273,14 +274,14 @@ class OrtGradientMultiOutput(GraphEstimator):
 
         Parameters
         ----------
-        X, y, sample_weight, classes : as for :meth:`fit`
+        X, y, sample_weight, classes, groups : as for :meth:`fit`
 
         Returns
         -------
         self
         """
         known: Any = classes
-        return initialize(self, Call(X, y, sample_weight, known))
+        return initialize(self, Call(X, y, sample_weight, known, groups=groups))
 
     @available_if(trains_in_minibatches)
     def partial_fit(

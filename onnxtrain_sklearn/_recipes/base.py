@@ -453,6 +453,7 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
         *,
         form: str = "both",
         target: str = "any",
+        groups: ArrayLike | None = None,
     ) -> None:
         """Write a folder of graphs that train this model in any onnxruntime, in any language.
 
@@ -470,6 +471,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
             The training graphs to write.
         target : {"any", "web"}, default="any"
             What the graphs are to run on. "web": also on WebGPU in browsers, which lacks float64.
+        groups : array-like of shape (n_samples,), default=None
+            As for :meth:`fit`.
 
         Raises
         ------
@@ -509,7 +512,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
                 "linear_part=True needs held-out rows, which exported training graphs do not have: set "
                 'linear_part="auto" or False to export the networks alone.'
             )
-        networks = list(untrained_networks(twin, X, y))
+        require_group_reader(groups, twin.validation_split)
+        networks = list(untrained_networks(twin, RowsToSplit(X, y, groups)))
         with refusing("The training graphs cannot be made"):
             content = training_folder(exported_networks(type(self).__name__, networks, target), form)
         write_folder(content, folder)

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_consistent_length
 
 from .._data.held_out import RowsToSplit, ValidationSplit, is_share, named_splits
@@ -37,7 +36,7 @@ from .._model.links import Task
 from .._ort import devices
 from .._ort.devices import Device
 from .._utils.cache import digest
-from .._utils.typing import ClassWeight, MatrixLike, Validation
+from .._utils.typing import ClassWeight, Validation
 from ..callbacks.base import TrainingInProgress
 from ..callbacks.monitoring import TimeLimit
 from ..exceptions import warn
@@ -610,15 +609,15 @@ class UntrainedNetwork:
     values: np.ndarray
 
 
-def untrained_networks(recipe: Any, X: MatrixLike, y: ArrayLike) -> Iterator[UntrainedNetwork]:
+def untrained_networks(recipe: Any, given: RowsToSplit) -> Iterator[UntrainedNetwork]:
     """Yield the networks of a recipe as they are before training."""
-    table = read_table(recipe, X, reset=True)
+    table = read_table(recipe, given.X, reset=True)
     warn_of_columns(table, recipe.categorical_features)
-    targets = recipe._encode(y)
+    targets = recipe._encode(given.y)
     require_all_numbers(targets, "An exported training")
     check_consistent_length(table.columns[0], targets.values)
     categorical = categorical_columns(table, recipe.categorical_features)
-    examples = TableExamples(table, categorical, targets, None, RowsToSplit(X, y))
+    examples = TableExamples(table, categorical, targets, None, given)
     weights = _class_weights_by_label(recipe, targets)
     place = Place.of(recipe)
     for member in recipe._for_rows(examples.total_rows)._members(examples, recipe.validation_split):

@@ -28,6 +28,7 @@ from onnxtrain_sklearn import (
     RealMLPRegressor,
     RowBlocks,
     TabMRegressor,
+    load_training,
 )
 from tests.helpers import several_outputs as heads
 
@@ -235,6 +236,51 @@ def test_groups_that_nothing_reads_are_refused():
         regressor(early_stopping=False, validation_split=GroupShuffleSplit()).fit(X, Y, groups=GROUPS)
     with pytest.raises(ValueError, match="no rows are held out"):
         RealMLPRegressor(validation_split=GroupShuffleSplit()).fit(X, Y, X_val=X, y_val=Y, groups=GROUPS)
+
+
+def test_initialize_reads_groups():
+    split = GroupShuffleSplit(1, random_state=5)
+    data, targets = heads.data(N)
+    names = ["number", "yes"]
+    losses = {name: heads.KINDS[name].loss for name in names}
+    several = OrtGradientMultiOutput(heads.graph(names), loss=losses, early_stopping=True, random_state=0)
+    of_names = {name: targets[name] for name in names}
+    classifier = OrtGradientClassifier(MLP((3,)), early_stopping=True, random_state=0)
+    held = np.sort(parts(split)[1])
+    for estimator, rows, wanted in ((regressor(), X, Y), (classifier, X, LABELS), (several, data, of_names)):
+        estimator.set_params(validation_split=split)
+        with pytest.raises(ValueError, match="'groups' parameter should not be None"):
+            estimator.initialize(rows, wanted)
+        assert not hasattr(estimator, "t_")
+        assert clone(estimator).initialize(rows, wanted, groups=GROUPS).t_ == 0
+        with pytest.raises(ValueError, match="groups are read by a splitter"):
+            clone(estimator).set_params(validation_split=held).initialize(rows, wanted, groups=GROUPS)
+    found, expected, other = (
+        regressor(validation_split=choice).initialize(X, Y, groups=of_rows).predict(X)
+        for choice, of_rows in ((split, GROUPS), (held, None), (HELD, None))
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert np.abs(found - other).max() > 1e-4  # scales come from the rows to train on
+
+
+def test_exports_of_recipes_read_groups(tmp_path):
+    split = GroupShuffleSplit(1, random_state=5)
+    recipe = RealMLPRegressor("td-s", hidden_layer_sizes=(4,), random_state=0)
+    predicted = {}
+    for name, choice, of_rows in (
+        ("groups", split, GROUPS),
+        ("rows", parts(split)[1], None),
+        ("others", HELD, None),
+    ):
+        clone(recipe).set_params(validation_split=choice).export_training(tmp_path / name, X, Y, groups=of_rows)
+        predicted[name] = load_training(tmp_path / name, random_state=0).predict(X)
+    np.testing.assert_array_equal(predicted["groups"], predicted["rows"])
+    assert np.abs(predicted["groups"] - predicted["others"]).max() > 1e-4
+    with pytest.raises(ValueError, match="groups are read by a splitter"):
+        recipe.export_training(tmp_path / "more", X, Y, groups=GROUPS)
+    with pytest.raises(ValueError, match="'groups' parameter should not be None"):
+        clone(recipe).set_params(validation_split=split).export_training(tmp_path / "more", X, Y)
+    assert not (tmp_path / "more").exists()
 
 
 def test_groups_reach_the_splitter_by_metadata_routing():

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 from sklearn.base import clone
 
+from onnxtrain_sklearn._data.held_out import RowsToSplit
 from onnxtrain_sklearn._export.folder import training_folder, write_folder
 from onnxtrain_sklearn._recipes.ensemble import (
     Member,
@@ -24,7 +25,7 @@ from tests.helpers.sessions import evaluate
 
 def untrained(recipe: Any, X: Any, y: Any) -> list[Any]:
     """Return the networks that a fit would train, each with its matrix and values."""
-    return list(untrained_networks(clone(recipe), X, y))
+    return list(untrained_networks(clone(recipe), RowsToSplit(X, y)))
 
 
 def export_network(network: Any, folder: Path) -> None:
