@@ -433,8 +433,10 @@ def checked_weights(sample_weight: ArrayLike | None, n_rows: int) -> np.ndarray:
 
 def weighs_labels(sample_weight: Any) -> bool:
     """Return True if there is a weight for each label or number of a row."""
+    if sample_weight is None or hasattr(sample_weight, "ndim"):
+        return getattr(sample_weight, "ndim", 0) == 2
     try:
-        return sample_weight is not None and np.ndim(sample_weight) == 2
+        return np.asarray(sample_weight).ndim == 2
     except ValueError:  # rows of different lengths, which are refused elsewhere
         return False
 

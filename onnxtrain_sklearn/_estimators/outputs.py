@@ -322,7 +322,7 @@ def weighted_targets(
     if has_positions:
         return weighted_positions(targets, sample_weight, output_spec.class_weight)
     given = targets
-    if weighs_labels(sample_weight):
+    if weighs_labels(sample_weight) and not reconstructs(output_spec.loss):  # the columns of X have no own weights
         targets, sample_weight = weigh_labels(targets, sample_weight)
     if decoding is None:  # later calls may lack an output, and so may the validation data
         require_numbers_of_columns(targets)
