@@ -250,7 +250,7 @@ def is_source(X: Any, y: Any = None) -> bool:
     """Return True if a :class:`RowBlocks` can be made of X: it names a table, or holds one that is not read yet.
 
     ``y`` may name its target. Two other predicates differ: :func:`holds_blocks` is True for a RowBlocks itself, and
-    ``reads_source`` of ``_estimators/streams.py`` for all that ``predict`` and ``score`` read in batches.
+    ``reads_source`` of ``_estimators/streams_predictions.py`` for all that ``predict`` and ``score`` read in batches.
     """
     if isinstance(X, (str, os.PathLike)):
         return True

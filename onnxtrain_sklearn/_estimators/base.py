@@ -43,7 +43,7 @@ from .outputs import OutputSpec, takes_y
 from .parameters import CallbackSupportMixin, Parameters, require_own_names, resolved
 from .pickling import cloned, restore_copy, state_of_copy
 from .predict import predicted
-from .streams import Batching
+from .streams_predictions import Batching
 from .training_state import constants_of, load_training_state, training_state
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ from .predict import (
     typed_labels,
     within_one,
 )
-from .streams import predicted_batches, reads_source, score_of_source, scored_targets
+from .streams_predictions import predicted_batches, reads_source, score_of_source, scored_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -24,7 +24,7 @@ from ..models import Linear, resolve_builder
 from ..models.given import resolve_graph_model
 from .examples import graph_inputs
 from .fitted_state import FittedState, sparse_inputs
-from .streams import reads_source
+from .streams_predictions import reads_source
 
 if TYPE_CHECKING:
     from .parameters import Parameters

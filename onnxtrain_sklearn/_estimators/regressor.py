@@ -32,7 +32,7 @@ from .outputs import NumberOutput, OutputSpec, takes_negative_numbers
 from .parameters import REGRESSOR, attributes, naming_places
 from .predict import numbers_in_rows, predicted_with_further
 from .scoring import loss_of_declared
-from .streams import predicted_batches, reads_source, score_of_source, scored_targets
+from .streams_predictions import predicted_batches, reads_source, score_of_source, scored_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -34,7 +34,7 @@ from .._estimators.predict import (
     within_one,
 )
 from .._estimators.scoring import numbers_of_outputs, rows_of
-from .._estimators.streams import (
+from .._estimators.streams_predictions import (
     Batching,
     SumOfAccuracies,
     predicted_batches,

@@ -53,17 +53,8 @@ from .._estimators.parameters import SHARED, CallbackSupportMixin, DeclaredEstim
 from .._estimators.pickling import resumed_device
 from .._estimators.predict import accuracy_of_labels, within_one
 from .._estimators.scoring import Scoring
-from .._estimators.streams import (
-    Batching,
-    opened_source,
-    predicted_batches,
-    raise_for_block,
-    reads_source,
-    rows_in_buffer,
-    score_of_source,
-    scored_targets,
-    sizes_of_blocks,
-)
+from .._estimators.streams import opened_source, raise_for_block, rows_in_buffer, sizes_of_blocks
+from .._estimators.streams_predictions import Batching, predicted_batches, reads_source, score_of_source, scored_targets
 from .._export.folder import training_folder, write_folder
 from .._export.graphs import require_known_form
 from .._fitted.skl2onnx_bridge import register_waiting

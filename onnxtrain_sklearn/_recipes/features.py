@@ -12,7 +12,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 
 from .._data.inputs import prediction_type
-from .._estimators.streams import reads_source
+from .._estimators.streams_predictions import reads_source
 from .._inference.predictor import prediction_graph
 from .._ir.edits import keep_outputs
 from .._ir.protobuf import from_bytes
