@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator
 from onnxtrain_sklearn._data import inputs
 from onnxtrain_sklearn._data.batches import ArrayBatches
 from onnxtrain_sklearn._data.columns import InputData
-from onnxtrain_sklearn._estimators import fit, predict, streams
+from onnxtrain_sklearn._estimators import fit, predict, streams, streams_predictions
 from onnxtrain_sklearn._inference import predictor
 from onnxtrain_sklearn._ort import sessions
 from onnxtrain_sklearn._training import passes
@@ -222,7 +222,7 @@ def predict_in_chunks(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
 
 def predict_in_batches(monkeypatch: pytest.MonkeyPatch, *, rows: int) -> None:
     """Predict a table in files in batches of about so many rows, each a whole number of chunks."""
-    monkeypatch.setattr(streams, "BATCH_ROWS", rows)
+    monkeypatch.setattr(streams_predictions, "BATCH_ROWS", rows)
 
 
 def prepare_on_sample(monkeypatch: pytest.MonkeyPatch, *, rows: int, blocks: int) -> None:
