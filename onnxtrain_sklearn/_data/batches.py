@@ -40,7 +40,7 @@ class BatchBuffers:
     count : int
         The first ``count`` rows are data; any rows after them are padding of weight zero.
     holds : object or None
-        The ArrayBatches of a single minibatch that the buffers hold, so that it is not written again; else None.
+        The ArrayBatches whose only minibatch is in the buffers, so that it need not be written again; else None.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -140,7 +140,7 @@ class ArrayBatches:
     size : int
         Rows of a minibatch.
     rng : numpy.random.RandomState or None
-        Generator that shuffles every epoch; None keeps the order.
+        Generator that shuffles every epoch of more than one minibatch; None keeps the order.
     n_rows : int, optional
         Rows of the data that ``rows`` represent, if equal rows were merged; by default ``len(rows)``.
     drop_last : bool, default=False
@@ -190,7 +190,7 @@ class ArrayBatches:
 
     @property
     def n_minibatches(self) -> int:
-        """Minibatches of one epoch; if they have several passes, the passes of all of them."""
+        """Passes of one epoch: its minibatches, or more if a minibatch takes several passes."""
         whole, rest = divmod(len(self._rows), self.size)
         return whole * self.passes + (0 if self.drop_last else -(-rest // self._batch))
 
@@ -325,8 +325,8 @@ class BlockBatches:
 
     A window is as many whole blocks as fit into ``buffer_rows`` rows, or one larger block. Rows at its end that do not
     fill a minibatch begin the first minibatch of the next window. So each row occurs once in an epoch, and memory holds
-    one window and the block that is being read. If all rows are known to fit into one window, the order is drawn as
-    :class:`ArrayBatches` draws it, so that both train to the same bits.
+    one window and the block that is being read, or with ``prefetch`` so many blocks more. If all rows are known to fit
+    into one window, the order is drawn as :class:`ArrayBatches` draws it, so that both train to the same bits.
 
     Parameters
     ----------
@@ -408,7 +408,7 @@ class BlockBatches:
                 first = _Window(rest, self.size)
                 first.add(rest)
                 first.add(_taken(window, rows[:missing]))
-                rest, rows = first.rows(), rows[missing:]
+                rest, rows = first.as_block(), rows[missing:]
                 if _length(rest) < self.size:
                     continue
                 yield _Gatherer(*rest).minibatch(np.arange(self.size))
@@ -461,7 +461,7 @@ class BlockBatches:
             count = _length(block)
             self._weighted += count
             if window is not None and window.count + count > capacity:
-                yield window.rows()
+                yield window.as_block()
                 window = None
             if window is None and count >= capacity:  # as large as a window: yield it as it is, without a copy
                 if count:  # with a capacity of 0, a block without rows comes here too
@@ -471,7 +471,7 @@ class BlockBatches:
                 window.add(block)
             del block  # release it before the next one is read
         if window is not None:
-            yield window.rows()
+            yield window.as_block()
 
     def resident(self, limit: int) -> None:
         """Return None, as the rows are not in memory together."""
@@ -549,7 +549,7 @@ class _Window:
             self._weights[place], self._is_weighted = block.weights, True
         self.count = place.stop
 
-    def rows(self) -> Block:
+    def as_block(self) -> Block:
         """Return all rows as one block, views where they are dense."""
         data = {name: array[: self.count] for name, array in self._dense.items()}
         data |= {name: sp.vstack(parts, format="csr") for name, parts in self._sparse.items()}

@@ -418,7 +418,7 @@ def check_partial_fit(estimator: Parameters) -> None:
     stopping = estimator.early_stopping
     if is_on(stopping) or isinstance(stopping, str):
         raise ValueError(
-            f"partial_fit does not support early_stopping={stopping!r}; it makes one pass and cannot stop earlier."
+            f"partial_fit does not support early_stopping={stopping!r}; it makes one epoch and cannot stop earlier."
         )
     given = getattr(estimator, "class_weight", None)
     balances = given.values() if isinstance(given, Mapping) else [given]  # by output, where there are several

@@ -4,7 +4,7 @@
 finds or builds the graph, ``examples`` checks the data, ``outputs`` chooses the decoding, ``starting_state`` makes the
 state and compares it with a given model, and :func:`trainer_for` makes minibatches, step and epoch loop of
 ``_training``. If several outputs are trained, :class:`Preparation` holds the steps that differ. :func:`train` runs the
-loop; :class:`Transaction` publishes the result or rolls back. ``fit`` of a recipe does both itself, by a
+loop; :class:`Transaction` publishes the result or rolls back. A recipe publishes and rolls back by itself, with a
 :class:`Snapshot`.
 
 Rows *meet* if the result of one row depends on the other rows of its minibatch, as in batch normalization.
@@ -130,7 +130,7 @@ def initialize(estimator: EstimatorT, call: Call) -> EstimatorT:
 
 
 class Preparation(NamedTuple):
-    """The functions called by :func:`prepare` that differ between one trained output and several.
+    """The functions that differ between one trained output and several; :func:`prepare` calls all but ``exported``.
 
     Attributes
     ----------
@@ -177,8 +177,9 @@ ONE_OUTPUT = Preparation(
 def prepare(estimator: Any, call: Call) -> tuple[FittedState, Trainer]:
     """Validate everything; return the state and the loop that will train it.
 
-    No step is taken here. An earlier state stays unchanged until :func:`trainer_for` makes the training step, which may
-    reset the optimizer's state. Only the feature attributes of the estimator change.
+    No step is taken here. Weights and optimizer state of an earlier call stay unchanged until :func:`trainer_for` makes
+    the training step, which may reset the optimizer's state. Splits draw from its random generator, which
+    :class:`Transaction` restores. Only the feature attributes of the estimator change.
     """
     call = opened(estimator, call)
     if call.y is None and call.source is None and takes_y(estimator.loss):
@@ -294,7 +295,7 @@ def _prepare_plan(
     split = Split(choice if holds_out else None, rng, RowsToSplit(call.X, call.y, call.groups))
     graph, examples = plan.complete(config, call, examples, split, rng)
     if config.alpha is None:
-        config = replace(config, alpha=_penalty(estimator, config, call, examples, split))
+        config = replace(config, alpha=_automatic_alpha(estimator, config, call, examples, split))
     if isinstance(examples.targets, SeveralTargets):
         # Outputs may weigh rows differently: scale the weights of each, so that its loss is a mean over training rows.
         means = None if call.stream is None else call.stream.mean_weights
@@ -343,16 +344,15 @@ def _whole_call(estimator: Any, call: Call) -> Call:
     return replace(call, y=y, sample_weight=sample_weight, validation=validation)
 
 
-def _penalty(estimator: Any, config: TrainingConfig, call: Call, examples: EncodedData, split: Split) -> float:
+def _automatic_alpha(estimator: Any, config: TrainingConfig, call: Call, examples: EncodedData, split: Split) -> float:
     """Return the value of ``alpha="auto"``: 0 with several outputs, and in ``partial_fit``, where rows may follow."""
     if call.one_epoch or isinstance(examples.targets, SeveralTargets):
         return 0.0
     weights = np.ones(len(examples)) if examples.weights is None else examples.weights[examples.weights > 0]
     n_rows = len(weights) if call.stream is None else call.stream.n_rows
-    # The penalty of a step is divided by the sum of its weights. Whole numbers count rows, as scikit-learn demands of
-    # sample weights: twice the weights are twice the rows, on which the penalty matters half as much. Of other weights
-    # the scale is arbitrary; their mean cancels it. If all weights are the same whole number, the two rules contradict
-    # each other: here they count rows.
+    # The penalty of a step is divided by the sum of its weights. Whole weights count rows, as scikit-learn demands:
+    # doubling them doubles the rows, so they are not rescaled. Other weights have no scale of their own, so divide by
+    # their mean. Weights that are all the same whole number could be either; they are taken as counts.
     scale = 1.0 if (weights == np.round(weights)).all() else float(weights.mean())
     alpha = scale * default_alpha(estimator, config, examples.targets.task, n_rows)
     if alpha and examples.targets.task == "regression" and call.stream is None:
@@ -471,8 +471,8 @@ def step_for(
     """Return the step of a state; make a new one only if the existing one does not fit.
 
     The last step is reused if its settings are equal and its minibatch has ``smallest`` to ``largest`` rows; a
-    larger step would run mostly padding. A new step takes the minibatch size of the last call if that is within these
-    limits, because rounding and dropout masks depend on it: an unpickled state knows this size, but has no step.
+    larger step would run mostly padding. A new step keeps the minibatch size of the last call where it may, because
+    rounding and dropout masks depend on it: so an unpickled state, which has the size but no step, trains on as before.
     Inputs named in ``sparse`` come sparse; steps on a device take dense rows. The engine "auto" chooses by the number
     of planned ``passes``; a later call keeps the engine.
 
@@ -637,7 +637,7 @@ class ResumedState:
 
     @property
     def can_restore(self) -> bool:
-        """True if the arrays have the values from before the call: they are copies, or no step has changed them."""
+        """True if the kept arrays hold the values from before the call: they are copies, or no step changed them."""
         optimizer, history = self._state.optimizer_state, self._state.history
         same = optimizer.t == self._optimizer["t"] and history.progress.epoch == self._history["progress"].epoch
         return self._is_copied or same

@@ -1,7 +1,8 @@
 """Predict and score the rows of sources: tables that need not fit into memory, read once and in order.
 
 :func:`predicted_batches` returns the predictions as a reader of Arrow batches, and :func:`score_of_source` the score of
-all rows. Both read one table after the other, and cut them where ``predict`` cuts an array into chunks.
+all rows. Both read the source piece by piece, and regroup the rows into batches that end where ``predict`` ends its
+chunks of an array.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Batching:
         trained in the meantime.
     rows_seen : int
         Rows trained on. During a training that continues an earlier one, this number rises before the result is
-        published.
+        published, so it also shows a training that still runs.
     chunk_rows : callable
         Returns the number of rows that a method predicts at a time, and the number of values in a row.
     rows_meet : callable

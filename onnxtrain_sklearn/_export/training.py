@@ -79,7 +79,7 @@ class Training:
         *,
         learning_rate: float | None = None,
     ) -> Self:
-        """Train for one pass over the rows.
+        """Train for one epoch.
 
         After an error or an interrupt (Ctrl-C), all is as before the pass.
 

@@ -1,9 +1,9 @@
 """Base classes of the recipes: parameters, ``fit``, ``predict`` and exports of an estimator that takes raw tables.
 
-``fit`` reads the table (``raw_table``), lets ``ensemble`` train the networks, each with a ``preprocessing`` of its
-own, and keeps the graph of all of them. That graph is the whole fitted model: pickles hold its bytes, ``predict`` runs
-it, and ``to_onnx`` returns it. A recipe (``realmlp``, ``tabm``) chooses the scaling of numbers, the network and its
-training settings.
+``fit`` reads the table (``raw_table``), lets ``ensemble`` train the networks, each with a ``preprocessing`` of its own,
+and keeps the graph of all of them, which ``predict`` runs and ``to_onnx`` returns. Beside it, a pickle holds the
+preprocessing, which reads tables, and up to 64 rows of the training data, for ``feature_importances_``. A recipe
+(``realmlp``, ``tabm``) chooses the scaling of numbers, the network and its training settings.
 """
 
 from __future__ import annotations
@@ -448,8 +448,8 @@ class BaseRecipe(CallbackSupportMixin, RecipeParameters, ABC):
     ) -> None:
         """Write a folder of graphs that train this model in any onnxruntime, in any language.
 
-        The graphs take rows of the table, texts among them, and hold the preprocessing, which is fitted to ``X``, and
-        the network as it is before training. The manifest names the schedules of the recipe, which
+        The graphs take rows of the table, texts among them, and hold the preprocessing, which is fitted to the training
+        rows of ``X``, and the network as it is before training. The manifest names the schedules of the recipe, which
         :func:`load_training` follows. The estimator stays as it is.
 
         Parameters
@@ -645,7 +645,7 @@ proportional to the weight of the class in ``y``. If a row has several labels: a
         return numbers / numbers.sum(axis=1, keepdims=True) if sums_to_one else numbers
 
     def score(self, X: TableLike, y: ArrayLike | None = None, sample_weight: ArrayLike | None = None) -> float:
-        """Return the accuracy: the share of rows whose label is right, or all of whose labels are.
+        """Return the accuracy: the share of rows with the right label; of several labels, all must be right.
 
         Parameters
         ----------
@@ -766,10 +766,10 @@ feature_names_in_ : ndarray of str
     Names of the columns, if ``X`` has them.
 feature_importances_ : ndarray of shape (n_features,)
     Mean absolute effect of each column on the prediction, by integrated gradients over 64 rows of the training data;
-    the sum is one. The effect is that of the value in place of the median or the most frequent category. Of classes, it
-    is that on the probability of the predicted one. It is computed when it is first read, and the estimator keeps these
-    rows. As all importances of this kind, they tell what the model uses, not
-    what the score depends on: see :func:`sklearn.inspection.permutation_importance`.
+    the sum is one. The effect of a cell compares its value with the median or the most frequent category of the column.
+    For a classifier, it is the effect on the probability of the predicted class. The importances are computed when they
+    are first read, and the estimator keeps these rows. They tell what the model uses, not what the score
+    depends on: see :func:`sklearn.inspection.permutation_importance`.
 n_outputs_ : int
     Number of scores of a row.
 n_iter_ : int

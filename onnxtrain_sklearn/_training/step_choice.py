@@ -39,8 +39,8 @@ class Situation:
     passes : int
         Number of passes that a new training run plans, one for each minibatch; 0 for a call that continues a run.
     began_compiled : bool
-        Whether the call continues a run that began with compiled passes. Such a call keeps them, so that the bits
-        do not depend on interruptions.
+        Whether the call continues a run that began with compiled passes. Such a call keeps them, unless an
+        earlier row of the table decides, so that the bits do not depend on interruptions.
     """
 
     parts: StepParts
@@ -70,9 +70,9 @@ class Situation:
 
 StepKindRule: TypeAlias = "tuple[Callable[[Situation], object], str, str, str]"
 
-# The first row whose condition holds decides: rows after it may hold too. Otherwise the order saves time. First come
-# the conditions that need no graph; ``is_too_short`` differentiates the graph, which tells whether compiling pays;
-# ``auto_compiles`` loads the compiler, which takes a tenth of a second.
+# The first row whose condition holds decides, so rows that would hold too come later. Where the order is free, cheap
+# conditions come first: those that need no graph; ``is_too_short`` differentiates the graph, which tells whether
+# compiling pays; ``auto_compiles`` loads the compiler, which takes a tenth of a second.
 STEP_KINDS: Sequence[StepKindRule] = (
     (lambda s: s.is_full_batch and s.parts.settings.engine == COMPILED, CODE, FULL_BATCH, "engine='compiled'"),
     (lambda s: s.is_full_batch, SESSION, FULL_BATCH, "L-BFGS keeps its vectors on the host"),
@@ -160,10 +160,11 @@ are planned."""
 
 
 def pays(size: PassSize, passes: int) -> bool:
-    """Return True if ``passes`` passes save ``MARGIN`` times the compile time, and a session would use one thread.
+    """Return True if compiling pays: the ``passes`` save ``MARGIN`` times the time that it takes.
 
-    A session runs larger graphs on all cores. The answer depends only on the graph and on ``passes``, not on the
-    number of threads or on earlier compilations of the process: a seed must always give the same bits.
+    It never does for graphs that a session would run on all cores. The answer depends only on the graph and on
+    ``passes``, not on the number of threads or on earlier compilations of the process: a seed must always give the same
+    bits.
     """
     saved = passes * (NODE * size.nodes + ELEMENT * size.elements)
     return size.work < PARALLEL_WORK and saved >= MARGIN * (LOADING + COMPILING + COMPILING_NODE * size.nodes)

@@ -82,7 +82,7 @@ class Digested(Protocol):
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """The settings of the loop, named after the estimators' parameters.
+    """The settings of the loop; most are named after the estimators' parameters.
 
     With ``all_epochs``, the loop runs all ``max_iter`` epochs, as for ``early_stopping="best_epoch"``. ``planned_fits``
     counts the fits like this one (networks of an ensemble) whose total time is announced if it is long; 0: nothing is
@@ -182,8 +182,8 @@ class Trainer:
         history = self.history
         progress = self.history.progress
         steps = self.most_steps()
-        # The bests to beat. With early stopping, a call that continues measures anew, on its own data, the weights that
-        # it starts from. The validation loss is watched if there is one, else the score.
+        # The scores to beat. With early stopping, a call that continues first scores the weights that it starts from on
+        # its own validation rows. The validation loss is watched if there is one, else the score.
         score = watched = history.best_score
         if settings.early_stopping and self._validate is not None and progress.epoch:
             score = self._validate()
@@ -601,7 +601,7 @@ class ScheduledRates:
 
 @ignores_float_errors
 def swept_losses(step: TrainingStep, batches: Batches, rates: np.ndarray) -> np.ndarray:
-    """Take steps at these learning rates; return their losses; the first that is not finite and all later ones are NaN.
+    """Take a step at each learning rate; return the losses. From the first one that is not finite on, all are NaN.
 
     Growing rates show where training begins to learn and where it diverges. The steps change weights and state: the
     caller restores them.

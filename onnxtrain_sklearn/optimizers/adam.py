@@ -75,7 +75,7 @@ class Adam(Optimizer):
         return op.Sub(p, step), moments
 
     def fused(self) -> Optimizer | None:
-        return None if self.weight_decay else _FusedAdam(self.beta_1, self.beta_2, self.epsilon)
+        return None if self.weight_decay else _FusedAdamW(self.beta_1, self.beta_2, self.epsilon)
 
 
 class AdamW(Adam):
@@ -124,22 +124,22 @@ class AdamW(Adam):
         return op.Sub(p, step), moments
 
     def fused(self) -> Optimizer | None:
-        return _FusedAdam(self.beta_1, self.beta_2, self.epsilon, self.weight_decay)
+        return _FusedAdamW(self.beta_1, self.beta_2, self.epsilon, self.weight_decay)
 
 
 def adam_step(op: GraphBuilder, g: Value, state: Named, k: Named, optimizer: Adam) -> Step:
     """Emit the step of Adam, which is subtracted from the parameters, and the new moments."""
     # Together with `scalars` and `update`, this is the only statement of the formula. The kernel that `fused` returns
-    # must compute the same: after a change here, tests/optimizers/test_fused_kernels.py fails until `fused` returns
-    # None.
+    # must compute the same. After a change here, tests/optimizers/test_fused_kernels.py fails, until `fused` is made to
+    # return None.
     first = running_average(op, state["first_moment"], g, optimizer.beta_1)
     second = running_average(op, state["second_moment"], op.Mul(g, g), optimizer.beta_2)
     direction = op.Div(first, op.Add(op.Sqrt(second), k["epsilon"]))
     return op.Mul(direction, k["learning_rate"]), {"first_moment": first, "second_moment": second}
 
 
-class _FusedAdam(Adam):
-    """AdamW in one kernel, which computes the bias corrections in float64; it counts steps from 1."""
+class _FusedAdamW(Adam):
+    """AdamW in one kernel, which computes the bias corrections in float64 and counts the steps."""
 
     def scalars(self, learning_rate: Number, t: Number) -> dict[str, Number]:
         return {"learning_rate": learning_rate, "steps_before": t - 1}

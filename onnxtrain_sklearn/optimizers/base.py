@@ -132,7 +132,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Slot:
-    """An array of an optimizer's state.
+    """Shape and initial value of an array of an optimizer's state.
 
     Attributes
     ----------
@@ -199,7 +199,7 @@ class Optimizer(BaseOptimizer, ABC):
         resolve_schedule(self.weight_decay_schedule, "weight_decay_schedule")
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters; setting a parameter of a schedule that was given by name replaces the name by an object."""
+        """Set parameters; ``weight_decay_schedule__x`` first replaces a schedule given by name by its object."""
         if missing := [name for name in OPTIONS if name in params and name not in self._own_names()]:
             raise InvalidParameterError(
                 f"{missing[0]} is an option of all optimizers, and the constructor of {type(self).__name__} does not "
@@ -241,9 +241,9 @@ class Optimizer(BaseOptimizer, ABC):
         state : mapping of str to value
             The arrays that :meth:`slots` declares.
         k : mapping of str to scalar value
-            The scalars that :meth:`scalars` returns, and "weight_decay" if a schedule changes the weight decay. Use
-            this scalar in place of the parameter ``weight_decay`` when it is there, unless :meth:`scalars` already
-            uses the parameter.
+            The scalars that :meth:`scalars` returns, and "weight_decay" if a schedule changes the weight decay. If
+            :meth:`scalars` does not read the parameter ``weight_decay``, take ``k.get("weight_decay",
+            self.weight_decay)``; if it does, it is called with the decay of the step.
         """
 
     def for_parameter(self, p: Parameter) -> Optimizer:

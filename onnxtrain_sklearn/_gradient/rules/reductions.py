@@ -37,7 +37,7 @@ def _axes_of_reduction(r: Reverse) -> list[int] | ir.Value | None:
 
 def _reduction_rule(rule: Reduction, r: Reverse) -> Sequence[Thunk]:
     axes = _axes_of_reduction(r)
-    kept = r.attribute("keepdims", 1) or axes is None or axes == []  # a scalar needs no reshape
+    kept = r.attribute("keepdims", 1) or axes is None or axes == []  # all axes, or none, are reduced: no Unsqueeze
     g, y = (v if kept else r.op.Unsqueeze(v, axes=axes) for v in (r.g, r.y))
     if r.is_selected and r.node.op_type in UNBOUNDED:
         return [lambda: r.keep_zeros(rule(r, r.op, g, r.x(), y), slope=g)]
@@ -106,7 +106,7 @@ def _softmax_axes(r: Reverse) -> list[int]:
 def _softmax_rule(r: Reverse) -> Sequence[Thunk]:
     op, weighted = r.op, r.keep_zeros(r.op.Mul(r.g, r.y))
     total = op.ReduceSum(weighted, axes=_softmax_axes(r), keepdims=True)
-    if r.is_selected:  # the softmax of a row of infinite scores is NaN: if a Where drops it, its gradient is 0
+    if r.is_selected:  # a Where may drop a row of infinite scores, whose softmax is NaN: its gradient is 0, not 0 * NaN
         slope = op.Sub(r.g, total)
         return [lambda: r.keep_zeros(op.Mul(r.y, slope), slope)]
     return [lambda: op.Sub(weighted, op.Mul(r.y, total))]
@@ -129,7 +129,7 @@ def _log_softmax_rule(r: Reverse) -> Sequence[Thunk]:
 
 
 def _total_of_one_hot(r: Reverse, axes: Sequence[int]) -> ir.Value | None:
-    """Return ``column`` if the cotangent is ``column * one_hot``, whose sum over the classes it is; else None."""
+    """If the cotangent is ``column * one_hot``, return ``column``: that is its sum over the classes. Else None."""
     node, shape = r.g.producer(), dims(r.y)
     if node is None or node.op_type != "Mul" or not shape or axes not in ([-1], [len(shape) - 1]):
         return None
@@ -203,9 +203,9 @@ def _det_rule(r: Reverse) -> Sequence[Thunk]:
 
 # Fourier transforms: linear, so that the adjoint is the transform in the opposite direction.
 #
-# With ``F`` the matrix of the transform over ``N`` values, the inverse is ``conj(F) / N``: the cotangent of the input
-# of ``F`` is ``conj(F)`` times that of its output, and vice versa. Truncated values have a zero cotangent, padding is
-# cropped, and the cotangent of a real input is the real part.
+# With ``F`` the matrix of the transform over ``N`` values, the inverse is ``conj(F) / N``: so the gradient of ``F`` is
+# ``N`` times the inverse transform, and that of the inverse is ``F / N``. Truncated values have a zero cotangent,
+# padding is cropped, and the cotangent of a real input is the real part.
 
 
 def _dft_rule(r: Reverse) -> Sequence[Thunk]:
