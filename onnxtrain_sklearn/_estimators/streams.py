@@ -411,6 +411,8 @@ class _Alike:
 def _kind_of(values: Any) -> str | None:
     """Return "text" or "numbers" by the type or the first value of a column; None if that does not tell."""
     if isinstance(values.dtype, np.dtype) and values.dtype.kind != "O":
+        if values.dtype.kind == "f" and np.isnan(values).all():  # missing values, of text too
+            return None
         return {"U": "text", "S": "text", "M": None, "m": None}.get(values.dtype.kind, "numbers")
     for value in np.asarray(values, object).ravel():
         if isinstance(value, str | Number | np.generic) and value == value:
