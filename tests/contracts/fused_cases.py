@@ -29,6 +29,11 @@ class FusedCase:
     broken: str = ""
 
     @property
+    def constants(self):
+        """The inputs that the form needs as constants."""
+        return (1,) if self.operator.endswith("ExpandDims") else ()
+
+    @property
     def domain(self):
         return CONTRIB if self.operator.startswith(CONTRIB) else ""
 
@@ -217,3 +222,7 @@ def attended(q, k, v, heads, scale, bias=0.0):
     q, k, v = (x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2) for x in (q, k, v))
     y = softmax(scale * q @ k.swapaxes(2, 3) + bias) @ v
     return y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1)
+
+
+case("ExpandDims", X, np.array(1, np.int32), reference=np.expand_dims, broken="1.19")
+case("ExpandDims", X, np.array(-1, np.int32), reference=np.expand_dims, broken="1.19")

@@ -35,14 +35,18 @@ def fused_model(one, opset, *, dynamic=False):
     node = helper.make_node(
         one.operator.rpartition(".")[2], names, outputs, name="node", domain=one.domain, **one.attributes
     )
-    given = []
+    given, constants = [], []
     for i, x in ((i, x) for i, x in enumerate(one.inputs) if x is not None):
+        kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+        if i in one.constants:
+            constants.append(helper.make_tensor(f"x{i}", kind, x.shape, x.ravel().tolist()))
+            continue
         shape = ["N", *x.shape[1:]] if dynamic and rows_of_fused(one, i) else x.shape
-        given.append(helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(x.dtype), shape))
+        given.append(helper.make_tensor_value_info(f"x{i}", kind, shape))
     results = [helper.make_empty_tensor_value_info(f"y{i}") for i in one.outputs]
     for value in results:
         value.type.tensor_type.elem_type = onnx.TensorProto.INT32 if counts(one, value.name) else onnx.TensorProto.FLOAT
-    graph = helper.make_graph([node], "net", given, results)
+    graph = helper.make_graph([node], "net", given, results, constants)
     domains = [helper.make_opsetid("", opset), helper.make_opsetid(CONTRIB, 1)]
     return helper.make_model(graph, opset_imports=domains, ir_version=8)
 
@@ -61,7 +65,7 @@ def counts(one, name):
 
 
 def feeds(one, kind=np.float32):
-    known = {f"x{i}": x for i, x in enumerate(one.inputs) if x is not None}
+    known = {f"x{i}": x for i, x in enumerate(one.inputs) if x is not None and i not in one.constants}
     return {name: x.astype(kind) if x.dtype == np.float32 else x for name, x in known.items()}
 
 
